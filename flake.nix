@@ -1,0 +1,12 @@
+{
+  description = "Fused GeGLU kernels for CUDA and CPU";
+
+  inputs.kernel-builder.url = "github:huggingface/kernels";
+
+  outputs =
+    { self, kernel-builder, ... }:
+    kernel-builder.lib.genKernelFlakeOutputs {
+      inherit self;
+      path = ./.;
+    };
+}

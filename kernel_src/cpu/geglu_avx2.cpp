@@ -1,0 +1,32 @@
+// The CPU kernels for x86-64 with AVX2, FMA and F16C.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+// From here on, so that no header above is compiled for it.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#define GEGLU_CPU_ISA avx2
+#define GEGLU_CPU_FMA_F16C 1
+#include "cpu/geglu_body.h"
+
+namespace geglu::cpu {
+
+const Kernels kAvx2Kernels = {avx2::select_storage<GegluForward>, avx2::select_storage<GegluBackward>, "avx2"};
+
+}  // namespace geglu::cpu
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif
