@@ -1,0 +1,5 @@
+#pragma once
+
+inline constexpr float kScale = 2.0f;
+
+int plain();

@@ -1,0 +1,5 @@
+from ._ops import ops
+
+__all__ = ["twice"]
+
+twice = ops.twice

@@ -1,0 +1,5 @@
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+torch::stable::Tensor twice(const torch::stable::Tensor& input);

@@ -1,0 +1,100 @@
+"""Checks of a variant directory as a whole: its name, metadata, digest and id; library.py checks the library in it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from elftools.common.exceptions import ELFError
+from kernels._rust import Digest, DigestValidationError, Metadata
+
+from .elf import Library
+from .library import check_library
+
+_SIZE_LIMIT = 4 * 2**20
+
+_NAME = re.compile(r"torch-stable-abi(\d)(\d+)-(cpu|cu(\d+)\d)-(x86_64|aarch64)-linux")
+
+
+@dataclass(frozen=True)
+class VariantName:
+    """The parts of a variant directory's name that the content must agree with."""
+
+    backend: str
+    cuda_major: int | None
+    machine: str
+    stable_abi: tuple[int, int]
+
+    @classmethod
+    def parse(cls, name: str) -> VariantName | None:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            return None
+        cuda_major = int(match[4]) if match[4] else None
+        return cls("cuda" if cuda_major else "cpu", cuda_major, match[5], (int(match[1]), int(match[2])))
+
+
+def check_variant(directory: Path) -> list[str]:
+    """The problems of a variant, one line each; empty if there are none."""
+    directory = directory.resolve()
+    name = VariantName.parse(directory.name)
+    if name is None:
+        return [f"{directory.name} is no name of a stable-ABI variant (torch-stable-abi210-cpu-x86_64-linux)"]
+    try:
+        metadata = Metadata.read_from_file(directory / "metadata.json")
+    except (OSError, ValueError) as error:
+        return [f"metadata.json: {error}"]
+
+    problems = _check_digest(directory, metadata) + _check_size(directory)
+    backend = str(metadata.backend.backend_type)
+    if backend != name.backend:
+        problems.append(f"metadata.json says backend {backend}, the directory's name {name.backend}")
+    libraries = sorted(path.name for path in directory.rglob("*.so"))
+    if libraries != [f"{metadata.id}.abi3.so"]:
+        return [*problems, f"the libraries are {libraries}, expected exactly {metadata.id}.abi3.so, named by the id"]
+    path = directory / libraries[0]
+    try:
+        library = Library(path)
+    except (ELFError, OSError) as error:
+        return [*problems, f"{path.name}: {error}"]
+    problems += _check_id(directory, metadata, backend, library)
+    declared = metadata.backend.archs or []
+    return problems + [f"{path.name}: {problem}" for problem in check_library(library, name, declared)]
+
+
+def _check_digest(directory: Path, metadata: Metadata) -> list[str]:
+    if metadata.digest is None:
+        return ["metadata.json has no digest"]
+    try:
+        metadata.digest.validate(Digest.hash_variant(metadata.digest.algorithm, directory))
+    except DigestValidationError as error:
+        return [f"digest: {violation}" for violation in error.violations]
+    return []
+
+
+def _check_size(directory: Path) -> list[str]:
+    files = (path for path in directory.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    size = sum(path.stat().st_size for path in files)
+    return [] if size <= _SIZE_LIMIT else [f"{size / 2**20:.2f} MB, more than {_SIZE_LIMIT / 2**20:.0f} MB"]
+
+
+def _check_id(directory: Path, metadata: Metadata, backend: str, library: Library) -> list[str]:
+    """The id is the module, the library's name, its init symbol and the operators' namespace at once."""
+    variant_id, problems = metadata.id, []
+    if not re.fullmatch(rf"_{metadata.name.python_name}_{backend}_[0-9a-z_]{{7,}}", variant_id):
+        problems.append(
+            f"id {variant_id} is not of the form _{metadata.name.python_name}_{backend}_<7 digits or more>"
+        )
+    exported = library.exported()
+    if exported != {f"PyInit_{variant_id}"}:
+        problems.append(f"{library.path.name} exports {sorted(exported)}, expected PyInit_{variant_id} alone")
+    try:
+        ops = (directory / "_ops.py").read_text()
+    except OSError as error:
+        return [*problems, f"_ops.py: {error}"]
+    used = set(re.findall(r"torch\.ops\.(\w+)", ops)) | set(re.findall(r"\b(\w+)::", ops))
+    used |= set(re.findall(r"^from \. import (\w+)$", ops, re.MULTILINE))
+    if used != {variant_id}:
+        problems.append(f"_ops.py uses the names {sorted(used)}, expected {variant_id} alone")
+    return problems
