@@ -1,0 +1,187 @@
+"""A provider with wrong numbers must be marked FAILED and never timed, and a missing peer must not stop the run."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tools.sweep import environment, reference, run, suites, timing
+from tools.sweep.__main__ import parse
+from tools.sweep.measure import Lab, measure
+from tools.sweep.model import Case
+from tools.sweep.providers import COMPILE, EAGER, LIGER, MUL, OURS, UNPACKED, Call, Peers, make_inputs
+
+ROWS, COLS = 24, 136
+
+
+def geglu(gate, up, *, approximate="tanh"):
+    return F.gelu(gate, approximate=approximate) * up
+
+
+def geglu_packed(x, *, approximate="tanh"):
+    return geglu(*x.chunk(2, dim=-1), approximate=approximate)
+
+
+def geglu_backward(grad, gate, up, tanh):
+    gate, up = gate.detach().requires_grad_(), up.detach().requires_grad_()
+    with torch.enable_grad():
+        out = geglu(gate, up, approximate="tanh" if tanh else "none")
+    return torch.autograd.grad(out, (gate, up), grad)
+
+
+def stand_in(**changes):
+    """A kernel module in plain torch, with some of its functions changed."""
+    backward = changes.pop("geglu_backward", geglu_backward)
+    ops = SimpleNamespace(geglu_backward=backward, cpu_capability=lambda: "none")
+    functions = {"geglu": geglu, "geglu_packed": geglu_packed} | changes
+    return SimpleNamespace(
+        __name__="stand_in", __file__="/variant/__init__.py", _ops=SimpleNamespace(ops=ops), **functions
+    )
+
+
+def last_column_skipped(gate, up, *, approximate):
+    out = torch.empty_like(gate)
+    out[:, :-1] = geglu(gate, up, approximate=approximate)[:, :-1]
+    return out
+
+
+WRONG_FORWARDS = {
+    "gate and up swapped": lambda gate, up, *, approximate: geglu(up, gate, approximate=approximate),
+    "exact for tanh": lambda gate, up, *, approximate: geglu(gate, up, approximate="none"),
+    "squared": lambda gate, up, *, approximate: geglu(gate, up, approximate=approximate) ** 2,
+    "last column skipped": last_column_skipped,
+    "one NaN": lambda gate, up, *, approximate: geglu(gate, up, approximate=approximate).index_fill(
+        1, torch.tensor([3]), float("nan")
+    ),
+    "another dtype": lambda gate, up, *, approximate: geglu(gate, up, approximate=approximate).double(),
+}
+
+
+def lab(**changes):
+    return Lab(torch.device("cpu"), Peers(stand_in(**changes), compile=False, liger_note="not here"), budget=0.0)
+
+
+def test_a_right_provider_is_timed():
+    # fp32, where the two forms of gelu are further apart than rounding.
+    for op in ("geglu", "geglu_packed", "geglu_backward"):
+        for form in ("tanh", "none"):
+            for row in measure(Case(op, ROWS, COLS, (OURS, EAGER), "wall", form, "float32"), lab()):
+                assert row.status == "ok"
+                assert row.micros > 0
+                assert row.error <= row.error_bound
+
+
+@pytest.mark.parametrize("fault", WRONG_FORWARDS)
+def test_a_wrong_forward_fails_and_is_not_timed(fault):
+    case = Case("geglu", ROWS, COLS, (OURS, EAGER), "wall", dtype="float32")
+    ours, eager = measure(case, lab(geglu=WRONG_FORWARDS[fault]))
+    assert (ours.status, ours.micros) == ("FAILED", None)
+    assert ours.note
+    assert eager.status == "ok"
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_each_gradient_is_checked(wrong):
+    def dropped(grad, gate, up, tanh):
+        return tuple(
+            g * (1.01 if index == wrong else 1) for index, g in enumerate(geglu_backward(grad, gate, up, tanh))
+        )
+
+    ours, eager = measure(Case("geglu_backward", ROWS, COLS, (OURS, EAGER), "wall"), lab(geglu_backward=dropped))
+    assert (ours.status, eager.status) == ("FAILED", "ok")
+
+
+def test_an_exception_of_ours_fails_the_row():
+    def broken(gate, up, *, approximate):
+        raise RuntimeError("no such kernel\nsecond line")
+
+    ours, _ = measure(Case("geglu", ROWS, COLS, (OURS, EAGER), "wall"), lab(geglu=broken))
+    assert ours.status == "FAILED"
+    assert ours.note == "RuntimeError: no such kernel"
+
+
+def test_missing_and_broken_peers_leave_their_rows_empty():
+    def broken(*_):
+        raise ValueError("incompatible")
+
+    liger = SimpleNamespace(LigerGELUMulFunction=SimpleNamespace(apply=broken))
+    case = Case("geglu", ROWS, COLS, (OURS, COMPILE, LIGER, MUL), "wall")
+    absent = {row.provider: row for row in measure(case, lab())}
+    assert absent[LIGER].status == absent[COMPILE].status == "n/a"
+    assert absent[LIGER].note == "not here"
+    assert absent[OURS].status == absent[MUL].status == "ok"
+    with_liger = Lab(torch.device("cpu"), Peers(stand_in(), liger=liger, compile=False), budget=0.0)
+    assert measure(case, with_liger)[2].note == "ValueError: incompatible"
+
+
+def test_a_peer_that_writes_over_its_inputs_gets_fresh_ones_each_time():
+    seen = []
+
+    def destructive(gate, up, grad):
+        seen.append(gate.clone())
+        results = geglu_backward(grad, gate, up, True)
+        gate.copy_(results[0])
+        up.copy_(results[1])
+        return gate, up
+
+    liger = SimpleNamespace(geglu_backward=destructive)
+    case = Case("geglu_backward", ROWS, COLS, (LIGER, OURS), "wall")
+    rows = measure(case, Lab(torch.device("cpu"), Peers(stand_in(), liger=liger, compile=False), budget=0.0))
+    assert [row.status for row in rows] == ["ok", "ok"]
+    clean = [make_inputs(case, torch.device("cpu"), seed).gate for seed in range(1000, 1008)]
+    assert len(seen) > len(clean)
+    assert all(any(torch.equal(gate, one) for one in clean) for gate in seen)
+
+
+def test_packed_halves_and_their_copies_are_the_same_numbers():
+    rows = measure(Case("geglu_packed", ROWS, COLS, (OURS, UNPACKED), "wall"), lab())
+    assert rows[0].error == rows[1].error
+
+
+@pytest.mark.parametrize("form", ["tanh", "none"])
+def test_the_reference_derivative_is_that_of_the_reference(form):
+    gate = torch.linspace(-9, 9, 181, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(reference.gelu(gate, form).sum(), gate)
+    torch.testing.assert_close(reference.gelu_derivative(gate.detach(), form), slope, rtol=1e-12, atol=1e-15)
+
+
+def test_providers_take_turns_in_a_shifting_order_over_all_input_sets():
+    turns = {name: [Call(lambda: None) for _ in range(2)] for name in ("one", "two", "three")}
+    order = list(timing.interleaved(turns, 4))
+    assert [name for name, _ in order[:6]] == ["one", "two", "three", "two", "three", "one"]
+    assert [turns[name].index(call) for name, call in order] == [0, 0, 0, 1, 1, 1] * 2
+
+
+def test_summary_of_samples():
+    middle, least, spread = timing.summary([5.0, 1.0, 2.0, 3.0, 4.0])
+    assert (middle, least) == (3.0, 1.0)
+    assert spread == pytest.approx(1.0)
+
+
+def test_rounds_fit_the_budget_within_limits():
+    assert timing.plan_rounds(0.01, 1.0) == 100
+    assert timing.plan_rounds(10.0, 1.0) == 10
+    assert timing.plan_rounds(0.0, 1.0) == 300
+
+
+@pytest.mark.parametrize(("changes", "code"), [({}, 0), ({"geglu": WRONG_FORWARDS["exact for tanh"]}, 1)])
+def test_the_exit_code_says_whether_a_row_failed(monkeypatch, tmp_path, changes, code):
+    monkeypatch.setattr(environment, "load_peers", lambda *_: Peers(stand_in(**changes), compile=False))
+    monkeypatch.setattr("tools.sweep.ceilings.copy_bandwidth", lambda device: 1e10)
+    options = ["--rows", "24", "--cols", "136", "--dtype", "float32", "--budget", "0.001", "--device", "cpu"]
+    assert run.run(parse([*options, "--out", str(tmp_path)])) == code
+    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert [row["status"] for row in rows] == ["FAILED" if code else "ok", "ok", "n/a"]
+
+
+def test_without_a_build_nothing_is_measured(tmp_path, capsys):
+    assert run.run(parse(["--repo", str(tmp_path), "--device", "cpu"])) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_a_free_sweep_is_every_combination():
+    cases = suites.free([1, 2], [8], ["float32"], ["tanh", "none"], ["geglu", "geglu_backward"], ["event"]).cases
+    assert len(cases) == 8
+    assert all(LIGER not in case.providers for case in cases if case.form == "none")

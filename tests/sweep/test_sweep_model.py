@@ -1,0 +1,85 @@
+"""Bars, floors and suites: a wrong verdict or a misspelt name here would go unnoticed in a table of numbers."""
+
+import pytest
+
+from tools.sweep import suites
+from tools.sweep.model import Bar, Case, Row, floor_micros, row_values
+
+
+@pytest.mark.parametrize(
+    ("value", "at_least", "verdict"),
+    [
+        (1.0, False, "MET"),
+        (1.5, False, "MET"),
+        (1.5001, False, "MISSED"),
+        (1.5, True, "MET"),
+        (1.4999, True, "MISSED"),
+        (float("nan"), False, "MISSED"),
+        (float("nan"), True, "MISSED"),
+        (float("inf"), False, "MISSED"),
+    ],
+)
+def test_verdict_of_a_single_value(value, at_least, verdict):
+    assert Bar("", "t", 1.5, at_least=at_least).verdict({"t": value}) == verdict
+
+
+def test_verdict_of_a_ratio():
+    bar = Bar("", "ours", 0.86, bottom="liger")
+    assert bar.measured({"ours": 40.0, "liger": 50.0}) == pytest.approx(0.8)
+    assert bar.verdict({"ours": 40.0, "liger": 50.0}) == "MET"
+    assert bar.verdict({"ours": 50.0, "liger": 40.0}) == "MISSED"
+
+
+@pytest.mark.parametrize("values", [{}, {"ours": 1.0}, {"liger": 1.0}])
+def test_a_bar_without_both_values_is_not_judged(values):
+    assert Bar("", "ours", 0.86, bottom="liger").verdict(values) == "n/a"
+
+
+def test_floor_counts_three_tensors_forward_and_five_backward():
+    elements = 8192 * 3072
+    assert Case("geglu", 8192, 3072, (), "event").minimal_bytes == 3 * 2 * elements
+    assert Case("geglu_packed", 8192, 3072, (), "event", dtype="float32").minimal_bytes == 3 * 4 * elements
+    assert Case("geglu_backward", 8192, 3072, (), "event", dtype="float64").minimal_bytes == 5 * 8 * elements
+
+
+def test_floor_micros():
+    assert floor_micros(3 * 2 * 8192 * 3072, 4.27e12) == pytest.approx(35.36, abs=0.01)
+    with pytest.raises(ValueError, match="bandwidth"):
+        floor_micros(1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("op", "swiglu"), ("form", "exact"), ("mode", "cpu"), ("dtype", "int8"), ("rows", 0)]
+)
+def test_a_case_names_its_wrong_field(field, value):
+    arguments = {"op": "geglu", "rows": 1, "cols": 1, "providers": (), "mode": "event", field: value}
+    with pytest.raises(ValueError, match=field):
+        Case(**arguments)
+
+
+def test_row_values_hold_the_floor_and_only_timed_rows():
+    case = Case("geglu", 2, 5, ("ours", "liger"), "event")
+    rows = [Row(case, "ours", micros=3.0), Row(case, "liger", status="FAILED")]
+    assert row_values(rows, bandwidth=60e6) == {case.value_name("floor"): 1.0, case.value_name("ours"): 3.0}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("suite", list(suites.SUITES))
+def test_every_bar_refers_to_what_its_suite_measures(suite, device):
+    found = suites.SUITES[suite](device)
+    assert found.cases
+    known = {case.value_name(who) for case in found.cases for who in (*case.providers, "floor")}
+    known |= {f"startup: {name}" for name in ("seconds", "new / seen", "new / seen, torch.mul")}
+    for dtype in ("bfloat16", "float16"):
+        for form in ("tanh", "none"):
+            for name in ("equal", "ulp", "gelu ulp", "error", "eager error", "tail", "eager tail"):
+                known.add(f"accuracy {dtype} {form}: {name}")
+    for bar in found.bars:
+        assert bar.top in known
+        assert not bar.bottom or bar.bottom in known
+
+
+def test_modes_fit_the_device():
+    for suite in suites.SUITES.values():
+        assert {case.mode for case in suite("cpu").cases} == {"wall"}
+        assert "wall" not in {case.mode for case in suite("cuda").cases}

@@ -1,0 +1,112 @@
+"""One case from inputs to rows: check every provider against fp64, then let those that are right take turns."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from . import reference, timing
+from .model import FAILED, NOT_AVAILABLE, Case, Row
+from .providers import EAGER, OURS, UNPACKED, Call, Inputs, Peers, Unavailable, make_inputs, make_provider, nothing
+
+# Providers whose failure is the project's own; a peer that cannot run only leaves its row empty.
+_MUST_RUN = (OURS, UNPACKED, EAGER)
+
+_MAX_SETS = {"event": 6, "graph": 4096, "host": 1, "wall": 8}
+
+
+@dataclass
+class Lab:
+    """Where measurements are made: the device, the participants, the seconds of timing for a case."""
+
+    device: torch.device
+    peers: Peers
+    budget: float = 1.0
+    flush: Callable[[], None] = field(default=nothing)
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def measure(case: Case, lab: Lab) -> list[Row]:
+    """The rows of `case`, one for each of its providers, in their order. Raises only where no input can be made."""
+    with torch.no_grad():
+        inputs = [make_inputs(case, lab.device, seed=1000 + index) for index in range(_set_count(case, lab))]
+        bounds = reference.bound(_eager_errors(case, lab, inputs[0]))
+        rows, turns = [], {}
+        for name in case.providers:
+            row = Row(case, name)
+            rows.append(row)
+            try:
+                turns[name] = _admit(row, lab, inputs, bounds)
+            except Unavailable as reason:
+                row.status, row.note = NOT_AVAILABLE, str(reason)
+            except Exception as error:  # a peer may fail in any way; the run goes on and the row says so
+                row.status = FAILED if name in _MUST_RUN else NOT_AVAILABLE
+                row.note = f"{type(error).__name__}: {_first_line(error)}"
+        admitted = {name: calls for name, calls in turns.items() if calls}
+        if admitted:
+            samples = _time(case, lab, admitted, len(inputs))
+            for row in rows:
+                if row.provider in samples:
+                    row.micros, row.fastest, row.spread = timing.summary(samples[row.provider])
+    return rows
+
+
+def _set_count(case: Case, lab: Lab) -> int:
+    """Input sets to rotate over: enough to pass the cache, and two at least where the mode rotates at all."""
+    wanted = max(2, -(-timing.cache_bytes(lab.device) // case.minimal_bytes))
+    return min(wanted, _MAX_SETS[case.mode])
+
+
+def _eager_errors(case: Case, lab: Lab, inputs: Inputs) -> list[float]:
+    # Also where eager does not take part, or cannot in this mode: it sets the bound for the others.
+    plain = Case(case.op, case.rows, case.cols, (EAGER,), "wall", case.form, case.dtype)
+    results = make_provider(EAGER, plain, lab.peers).bind(inputs).run()
+    return reference.relative_errors(plain, inputs, _as_tuple(results))
+
+
+def _admit(row: Row, lab: Lab, inputs: list[Inputs], bounds: list[float]) -> list[Call]:
+    """The calls of the row's provider, or [] after marking the row FAILED because its numbers are wrong."""
+    provider = make_provider(row.provider, row.case, lab.peers)
+    calls = [provider.bind(one) for one in inputs]
+    if provider.checked:
+        _poison(inputs[0])
+        calls[0].prepare()
+        errors = reference.relative_errors(row.case, inputs[0], _as_tuple(calls[0].run()))
+        # The result with the least room is the one to report.
+        row.error, row.error_bound = max(zip(errors, bounds, strict=True), key=lambda pair: _strain(*pair))
+        if not reference.within(errors, bounds):
+            row.status = FAILED
+            row.note = f"error {row.error:.3g} against fp64, allowed {row.error_bound:.3g}: not timed"
+            return []
+    return timing.captured(calls) if row.case.mode == "graph" else calls
+
+
+def _strain(error: float, limit: float) -> float:
+    return error / limit if error == error else float("inf")
+
+
+def _poison(inputs: Inputs) -> None:
+    """Leave NaN in the memory that the allocator hands out next, so that an unwritten element cannot look right."""
+    blocks = [torch.full_like(inputs.gate, float("nan"), memory_format=torch.contiguous_format) for _ in range(3)]
+    del blocks
+
+
+def _time(case: Case, lab: Lab, turns: timing.Turns, sets: int) -> timing.Samples:
+    if case.mode == "event":
+        return timing.device_times(turns, lab.budget, between=lab.flush)
+    if case.mode == "graph":
+        return timing.device_times(turns, lab.budget, per_run=sets)
+    if case.mode == "host":
+        return timing.host_times(turns, lab.synchronize)
+    return timing.wall_times(turns, lab.budget)
+
+
+def _as_tuple(results) -> tuple[torch.Tensor, ...]:
+    return (results,) if isinstance(results, torch.Tensor) else tuple(results)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:200]

@@ -1,0 +1,125 @@
+"""What is measured, and the arithmetic on it: a case, a measured row, a bar. No torch here."""
+
+from dataclasses import dataclass
+
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+# Tensors of rows x cols elements that must cross the memory bus once, whatever the implementation.
+TENSORS_MOVED = {
+    "geglu": 3,  # gate, up -> out
+    "geglu_packed": 3,  # the two halves -> out
+    "geglu_backward": 5,  # grad, gate, up -> grad_gate, grad_up
+}
+
+OPS = tuple(TENSORS_MOVED)
+FORMS = ("tanh", "none")
+MODES = ("event", "graph", "host", "wall")
+
+OK, FAILED, NOT_AVAILABLE = "ok", "FAILED", "n/a"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to time: an op on (rows, cols) halves of `dtype`, with the providers that take turns."""
+
+    op: str
+    rows: int
+    cols: int
+    providers: tuple[str, ...]
+    mode: str
+    form: str = "tanh"
+    dtype: str = "bfloat16"
+
+    def __post_init__(self):
+        for name, value, allowed in (
+            ("op", self.op, OPS),
+            ("form", self.form, FORMS),
+            ("mode", self.mode, MODES),
+            ("dtype", self.dtype, tuple(ITEM_BYTES)),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+        if self.rows < 1 or self.cols < 1:
+            raise ValueError(f"rows and cols must be positive, got {self.rows} x {self.cols}")
+
+    @property
+    def direction(self) -> str:
+        return "backward" if self.op == "geglu_backward" else "forward"
+
+    @property
+    def shape(self) -> str:
+        return f"{self.rows}x{self.cols}"
+
+    @property
+    def minimal_bytes(self) -> int:
+        """Bytes that must move: every input read once, every output written once."""
+        return TENSORS_MOVED[self.op] * self.rows * self.cols * ITEM_BYTES[self.dtype]
+
+    @property
+    def label(self) -> str:
+        return f"{self.op} {self.shape} {self.dtype} {self.form} {self.mode}"
+
+    def value_name(self, who: str) -> str:
+        """The name under which the time of provider `who` (or "floor") goes into the measured values."""
+        return f"{self.label}: {who}"
+
+
+def floor_micros(moved_bytes: int, bandwidth: float) -> float:
+    """Microseconds to move `moved_bytes` at `bandwidth` bytes per second."""
+    if not bandwidth > 0:
+        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
+    return moved_bytes / bandwidth * 1e6
+
+
+@dataclass
+class Row:
+    """The outcome for one provider of one case. `micros` is the median time of one call, None unless status is ok."""
+
+    case: Case
+    provider: str
+    status: str = OK
+    micros: float | None = None
+    fastest: float | None = None  # the least of the samples: on a busy machine it says more than the median
+    spread: float | None = None  # interquartile range over the median
+    error: float | None = None  # relative L2 error against fp64, of the worst result
+    error_bound: float | None = None
+    note: str = ""
+
+
+def row_values(rows: list[Row], bandwidth: float) -> dict[str, float]:
+    """The flat `value name -> microseconds` of all timed rows, with one "floor" for each case."""
+    values = {}
+    for row in rows:
+        values[row.case.value_name("floor")] = floor_micros(row.case.minimal_bytes, bandwidth)
+        if row.micros is not None:
+            values[row.case.value_name(row.provider)] = row.micros
+    return values
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit on values[top] / values[bottom], or on values[top] alone when `bottom` is empty."""
+
+    what: str
+    top: str
+    limit: float
+    bottom: str = ""
+    at_least: bool = False
+
+    @property
+    def limit_text(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.limit:g}"
+
+    def measured(self, values: dict[str, float]) -> float | None:
+        """The value that the limit applies to; None when a part of it was not measured."""
+        if self.top not in values or (self.bottom and self.bottom not in values):
+            return None
+        return values[self.top] / values[self.bottom] if self.bottom else values[self.top]
+
+    def verdict(self, values: dict[str, float]) -> str:
+        """MET, MISSED or n/a. A value that is not a number misses its bar."""
+        measured = self.measured(values)
+        if measured is None:
+            return NOT_AVAILABLE
+        met = measured >= self.limit if self.at_least else measured <= self.limit
+        return "MET" if met else "MISSED"

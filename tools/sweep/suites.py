@@ -1,0 +1,161 @@
+"""Which cases a suite times and which bars it holds them to, as data."""
+
+from dataclasses import dataclass, field
+
+from .model import FORMS, Bar, Case
+from .providers import COMPILE, EAGER, LIGER, MUL, OURS, UNPACKED
+
+MEGABYTE = 1e6
+
+# A shape's first and second call do the same work; what is left between them and torch.mul's is noise up to here.
+_NOISE = 1.10
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Cases, bars on them, and whether the probes (start-up, accuracy, size) run as well."""
+
+    cases: tuple[Case, ...]
+    bars: tuple[Bar, ...] = field(default=())
+    probes: bool = False
+
+
+def quick(device: str) -> Suite:
+    """A minute's look at every direction and form."""
+    if device == "cpu":
+        return Suite(
+            (
+                Case("geglu", 16, 4096, (OURS, EAGER, COMPILE), "wall"),
+                Case("geglu", 256, 4096, (OURS, EAGER, COMPILE), "wall"),
+                Case("geglu", 256, 4096, (OURS, EAGER, COMPILE), "wall", form="none"),
+                Case("geglu_packed", 256, 4096, (OURS, UNPACKED, EAGER), "wall"),
+                Case("geglu_backward", 256, 4096, (OURS, EAGER), "wall"),
+            )
+        )
+    return Suite(
+        (
+            Case("geglu", 128, 14336, (OURS, EAGER, LIGER), "event"),
+            Case("geglu", 8192, 3072, (OURS, EAGER, COMPILE, LIGER), "event"),
+            Case("geglu", 8192, 3072, (OURS, EAGER, COMPILE), "event", form="none"),
+            Case("geglu_packed", 8192, 3072, (OURS, UNPACKED, EAGER, LIGER), "event"),
+            Case("geglu_backward", 8192, 3072, (OURS, EAGER, LIGER), "event"),
+            Case("geglu", 1, 14336, (OURS, EAGER, LIGER, MUL), "graph"),
+            Case("geglu", 1, 14336, (OURS, EAGER, LIGER, MUL), "host"),
+        )
+    )
+
+
+def issue2(device: str) -> Suite:
+    """The must-reach table of the package's first issue: the rows that this device can measure."""
+    cases, bars = _issue2_cpu() if device == "cpu" else _issue2_cuda()
+    return Suite(tuple(cases), tuple(bars + _startup_bars() + _accuracy_bars()), probes=True)
+
+
+SUITES = {"quick": quick, "issue2": issue2}
+
+
+def free(
+    rows: list[int], cols: list[int], dtypes: list[str], forms: list[str], ops: list[str], modes: list[str]
+) -> Suite:
+    """Every combination of the options, with all providers that the op has."""
+    return Suite(
+        tuple(
+            Case(op, m, n, _everyone(op, form, mode), mode, form, dtype)
+            for op in ops
+            for mode in modes
+            for dtype in dtypes
+            for form in forms
+            for n in cols
+            for m in rows
+        )
+    )
+
+
+def _everyone(op: str, form: str, mode: str) -> tuple[str, ...]:
+    names = [OURS, EAGER]
+    names += [UNPACKED] if op == "geglu_packed" else []
+    names += [COMPILE] if op != "geglu_backward" else []
+    names += [LIGER] if form == "tanh" and mode != "wall" else []
+    names += [MUL] if mode in ("graph", "host") else []
+    return tuple(names)
+
+
+def _against(case: Case, who: str, limit: float) -> Bar:
+    """Our time over that of `who` ("floor" or a provider) is at most `limit`."""
+    what = f"{case.label}: ours / {who}"
+    return Bar(what, case.value_name(OURS), limit, bottom=case.value_name(who))
+
+
+def _faster(case: Case, who: str, times: float) -> Bar:
+    what = f"{case.label}: {who} / ours"
+    return Bar(what, case.value_name(who), times, bottom=case.value_name(OURS), at_least=True)
+
+
+def _issue2_cuda() -> tuple[list[Case], list[Bar]]:
+    sizes = ((8192, 3072), (4096, 16384), (8192, 14336), (16384, 21504))
+    tanh = {size: Case("geglu", *size, (OURS, EAGER, COMPILE, LIGER), "event") for size in sizes}
+    exact = {size: Case("geglu", *size, (OURS, EAGER), "event", form="none") for size in sizes}
+    packed = {size: Case("geglu_packed", *size, (OURS, UNPACKED, EAGER, LIGER), "event") for size in sizes}
+    backward = {
+        size: Case("geglu_backward", *size, (OURS, EAGER, LIGER), "event") for size in sizes if size != (4096, 16384)
+    }
+    small = Case("geglu", 1, 14336, (OURS, EAGER, LIGER, MUL), "graph")
+    host = Case("geglu", 1, 14336, (OURS, EAGER, LIGER, MUL), "host")
+    bars = []
+    for forward in (tanh, exact):
+        bars += [_against(forward[size], "floor", 1.03) for size in ((8192, 14336), (16384, 21504))]
+        bars += [_against(forward[8192, 3072], "floor", 1.15)]
+    bars += [
+        _against(tanh[8192, 3072], LIGER, 0.86),
+        _against(tanh[4096, 16384], LIGER, 0.70),
+        _against(tanh[8192, 14336], LIGER, 0.70),
+    ]
+    bars += [_against(case, UNPACKED, 1.03) for case in packed.values()]
+    bars += [
+        _against(backward[8192, 14336], "floor", 1.05),
+        _against(backward[16384, 21504], "floor", 1.05),
+        _against(backward[16384, 21504], LIGER, 0.60),
+        _against(small, MUL, 1.15),
+        _against(host, MUL, 1.6),
+        _against(host, LIGER, 0.35),
+    ]
+    return [*tanh.values(), *exact.values(), *packed.values(), *backward.values(), small, host], bars
+
+
+def _issue2_cpu() -> tuple[list[Case], list[Bar]]:
+    tanh = Case("geglu", 1024, 11008, (OURS, EAGER, COMPILE), "wall")
+    exact = Case("geglu", 1024, 11008, (OURS, EAGER, COMPILE), "wall", form="none")
+    return [tanh, exact], [_faster(tanh, EAGER, 3.0), _faster(tanh, COMPILE, 2.5), _faster(exact, EAGER, 1.5)]
+
+
+def _startup_bars() -> list[Bar]:
+    return [
+        Bar("import + get_kernel + first call, seconds", "startup: seconds", 1.0),
+        Bar(
+            "a shape's first call / its second, over the same of torch.mul",
+            "startup: new / seen",
+            _NOISE,
+            bottom="startup: new / seen, torch.mul",
+        ),
+    ]
+
+
+def _accuracy_bars() -> list[Bar]:
+    bars = []
+    for dtype, share in (("bfloat16", 0.999), ("float16", 0.99)):
+        for form in FORMS:
+            name = f"accuracy {dtype} {form}"
+            bars += [
+                Bar(f"{name}: share equal to eager, bit for bit", f"{name}: equal", share, at_least=True),
+                Bar(f"{name}: ulp from eager, gate >= -3", f"{name}: ulp", 1),
+                # With up = 1. A step between two gelus can become two steps between their products.
+                Bar(f"{name}: ulp from eager's gelu, gate >= -3", f"{name}: gelu ulp", 1),
+                Bar(f"{name}: error / eager's", f"{name}: error", 1.05, bottom=f"{name}: eager error"),
+                Bar(f"{name}: error / eager's, gate < -3", f"{name}: tail", 1.05, bottom=f"{name}: eager tail"),
+            ]
+    return bars
+
+
+def size_bar(variant: str) -> Bar:
+    """At most 4 MB for one built variant."""
+    return Bar(f"{variant}, MB", f"size: {variant}", 4.0)
