@@ -10,7 +10,7 @@
 // GCC takes a selection between floats for a branch, and gives the loop around it up, as long as it has to respect
 // floating-point exception flags, which nothing here reads. Values do not change.
 #if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("no-trapping-math", "no-tree-pre")
+#pragma GCC optimize("no-trapping-math")
 #endif
 
 #include "common/gelu.h"

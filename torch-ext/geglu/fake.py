@@ -53,9 +53,11 @@ def _geglu_packed_backward_fake(
 
 @torch.library.register_fake(add_op_namespace_prefix("gelu_and_mul"))
 def _gelu_and_mul_fake(out: torch.Tensor, x: torch.Tensor) -> None:
+    _reject_meta("gelu_and_mul", out=out)
     _check_packed("gelu_and_mul", x)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gelu_tanh_and_mul"))
 def _gelu_tanh_and_mul_fake(out: torch.Tensor, x: torch.Tensor) -> None:
+    _reject_meta("gelu_tanh_and_mul", out=out)
     _check_packed("gelu_tanh_and_mul", x)
