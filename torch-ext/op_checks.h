@@ -29,9 +29,7 @@ inline std::string to_string(IntHeaderOnlyArrayRef sizes) {
 inline std::string to_string(ScalarType dtype) { return torch::headeronly::toString(dtype); }
 
 inline std::string device_name(const Tensor& tensor) {
-  if (tensor.is_cpu()) return "cpu";
-  if (tensor.is_cuda()) return "cuda:" + std::to_string(tensor.get_device_index());
-  return "another kind of device";
+  return tensor.is_cuda() ? "cuda:" + std::to_string(tensor.get_device_index()) : "cpu";
 }
 
 // What an operator knows of one tensor argument. The pointer, sizes and strides are borrowed from the tensor.
@@ -89,8 +87,8 @@ inline void check_dtype(const Arg& arg, const Arg& like) {
 }
 
 inline void check_device(const Arg& arg, const Arg& like) {
-  const bool same_kind = arg.tensor.is_cuda() == like.tensor.is_cuda() && arg.tensor.is_cpu() == like.tensor.is_cpu();
-  if (!same_kind || arg.tensor.get_device_index() != like.tensor.get_device_index()) {
+  if (arg.tensor.is_cuda() != like.tensor.is_cuda() ||
+      arg.tensor.get_device_index() != like.tensor.get_device_index()) {
     fail(arg.label() + " must be on the device of " + like.name + ", " + device_name(like.tensor) + ", but is on " +
          device_name(arg.tensor));
   }
@@ -113,14 +111,14 @@ inline void check_shape(const Arg& arg, const Arg& like, int64_t last_divisor = 
   fail(arg.label() + " must have shape " + expected + ", but has " + to_string(arg.sizes));
 }
 
-// The bytes [first, last) that a tensor's elements span, and whether they fill that span without gap or overlap.
+// The bytes [first, end) that a tensor's elements span, and whether they fill that span.
 struct Extent {
   const char* first;
-  const char* last;
+  const char* end;
+  int64_t element;
   bool dense;
 
-  explicit Extent(const Arg& arg) {
-    const int64_t size = element_size(checked_dtype(arg));
+  explicit Extent(const Arg& arg) : element(element_size(checked_dtype(arg))) {
     int64_t reach = 1;
     int64_t count = 1;
     for (int64_t d = 0; d < arg.dim(); ++d) {
@@ -128,8 +126,14 @@ struct Extent {
       count *= arg.sizes[d];
     }
     first = static_cast<const char*>(arg.tensor.data_ptr());
-    last = first + reach * size;
+    end = count == 0 ? first : first + reach * element;
     dense = reach == count;
+  }
+
+  bool contains(const char* address) const { return first <= address && address < end; }
+  // Whether all of this span is this tensor's, and one of the other's outermost elements lies in it.
+  bool holds_some_of(const Extent& other) const {
+    return dense && (contains(other.first) || contains(other.end - other.element));
   }
 };
 
@@ -142,20 +146,21 @@ inline void check_no_internal_overlap(const Arg& arg) {
   }
 }
 
-// Like torch's own check, this refuses overlaps that are certain; interleaved slices of one buffer are let through.
-// Two matrices of one row pitch, the common case of interleaved slices, are decided exactly.
+// Refuses overlaps that are certain. Interleaved slices of one buffer without a common row pitch are let through, as
+// torch's own check does.
 inline void check_no_overlap(const Arg& written, const Arg& read) {
   const Extent out(written);
   const Extent in(read);
-  if (out.last <= in.first || in.last <= out.first) return;
-  bool overlap = out.dense && in.dense;
-  if (!overlap && written.dim() == read.dim() && written.dim() >= 2) {
-    const int64_t last = written.dim() - 1;
+  if (out.end <= in.first || in.end <= out.first) return;
+  bool overlap = out.holds_some_of(in) || in.holds_some_of(out);
+  const int64_t last = written.dim() - 1;
+  if (!overlap && last > 0 && written.dim() == read.dim()) {
+    // Column slices of one matrix: they overlap where their columns do.
     const int64_t pitch = written.strides[last - 1];
     bool same_grid = written.strides[last] == 1 && read.strides[last] == 1 && pitch > 0;
     for (int64_t d = 0; d < last; ++d) same_grid = same_grid && written.strides[d] == read.strides[d];
     if (same_grid && written.sizes[last] <= pitch && read.sizes[last] <= pitch) {
-      const int64_t distance = (out.first - in.first) / element_size(checked_dtype(written));
+      const int64_t distance = (out.first - in.first) / out.element;
       const int64_t column = ((distance % pitch) + pitch) % pitch;
       overlap = column < read.sizes[last] || column + written.sizes[last] > pitch;
     }

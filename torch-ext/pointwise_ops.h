@@ -1,8 +1,8 @@
 // What every backend does around a pointwise launch: check the arguments, allocate the results, plan the walk. A
 // backend supplies
-//   static void check(const checks::Arg&)                            fails unless its kernels can read this tensor
 //   static void launch(const GegluForward&, const Tensor& where)     on the device (and current stream) of `where`
 //   static void launch(const GegluBackward&, const Tensor& where)
+// and is called by torch's dispatcher with at least one tensor of its own; the checks see that all are on one device.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -75,23 +75,26 @@ bool walk(Problem& problem, const Tensor& where, IntHeaderOnlyArrayRef sizes,
   for (int64_t size : sizes) {
     if (size == 0) return true;
   }
-  const auto rows =
-      plan_rows<Problem::kTensors>(static_cast<int64_t>(sizes.size()), sizes.data(), strides, lead);
+  const auto rows = plan_rows<Problem::kTensors>(static_cast<int64_t>(sizes.size()), sizes.data(), strides, lead);
   if (!rows) return false;
   problem.rows = *rows;
   Backend::launch(problem, where);
   return true;
 }
 
-template <class Backend>
-DType check_first(const Arg& arg) {
-  Backend::check(arg);
-  checks::check_has_dimension(arg);
-  return checks::checked_dtype(arg);
+// `first` is the argument that the others are compared with.
+inline DType check_first(const Arg& first) {
+  checks::check_has_dimension(first);
+  return checks::checked_dtype(first);
+}
+
+inline DType check_packed(const Arg& x) {
+  const DType dtype = check_first(x);
+  checks::check_even_last_size(x);
+  return dtype;
 }
 
 inline void check_like(const Arg& arg, const Arg& like, int64_t last_divisor = 1) {
-  checks::check_device(arg, like);
   checks::check_dtype(arg, like);
   checks::check_shape(arg, like, last_divisor);
 }
@@ -113,9 +116,9 @@ void packed_forward(const Tensor& out, const Tensor& x, DType dtype, bool tanh, 
 template <class Backend>
 void packed_out(const char* op, const Tensor& out_tensor, const Tensor& x_tensor, bool tanh) {
   const Arg x(op, "x", x_tensor);
-  const DType dtype = check_first<Backend>(x);
-  checks::check_even_last_size(x);
   const Arg out(op, "out", out_tensor);
+  checks::check_device(out, x);
+  const DType dtype = check_packed(x);
   check_like(out, x, /*last_divisor=*/2);
   checks::check_no_internal_overlap(out);
   checks::check_no_overlap(out, x);
@@ -127,15 +130,17 @@ void packed_out(const char* op, const Tensor& out_tensor, const Tensor& x_tensor
 template <class Backend>
 torch::stable::Tensor PointwiseOps<Backend>::geglu(const Tensor& gate_tensor, const Tensor& up_tensor, bool tanh) {
   const checks::Arg gate("geglu", "gate", gate_tensor);
-  const DType dtype = detail::check_first<Backend>(gate);
   const checks::Arg up("geglu", "up", up_tensor);
+  checks::check_device(up, gate);
+  const DType dtype = detail::check_first(gate);
   detail::check_like(up, gate);
 
   Tensor out = detail::empty_like(gate);
   GegluForward problem{gate_tensor.data_ptr(), up_tensor.data_ptr(), out.data_ptr(), dtype, tanh, {}};
   if (!detail::walk<Backend>(problem, gate_tensor, gate.sizes,
                              {gate.strides.data(), up.strides.data(), out.strides().data()}, GegluForward::kOut)) {
-    torch::stable::copy_(out, geglu(torch::stable::contiguous(gate_tensor), torch::stable::contiguous(up_tensor), tanh));
+    torch::stable::copy_(out,
+                         geglu(torch::stable::contiguous(gate_tensor), torch::stable::contiguous(up_tensor), tanh));
   }
   return out;
 }
@@ -143,8 +148,7 @@ torch::stable::Tensor PointwiseOps<Backend>::geglu(const Tensor& gate_tensor, co
 template <class Backend>
 torch::stable::Tensor PointwiseOps<Backend>::geglu_packed(const Tensor& x_tensor, bool tanh, bool gate_first) {
   const checks::Arg x("geglu_packed", "x", x_tensor);
-  const DType dtype = detail::check_first<Backend>(x);
-  checks::check_even_last_size(x);
+  const DType dtype = detail::check_packed(x);
 
   std::vector<int64_t> sizes(x.sizes.begin(), x.sizes.end());
   sizes.back() /= 2;
@@ -157,17 +161,24 @@ template <class Backend>
 std::tuple<torch::stable::Tensor, torch::stable::Tensor> PointwiseOps<Backend>::geglu_backward(
     const Tensor& grad_out_tensor, const Tensor& gate_tensor, const Tensor& up_tensor, bool tanh) {
   const checks::Arg gate("geglu_backward", "gate", gate_tensor);
-  const DType dtype = detail::check_first<Backend>(gate);
   const checks::Arg up("geglu_backward", "up", up_tensor);
-  detail::check_like(up, gate);
   const checks::Arg grad_out("geglu_backward", "grad_out", grad_out_tensor);
+  checks::check_device(up, gate);
+  checks::check_device(grad_out, gate);
+  const DType dtype = detail::check_first(gate);
+  detail::check_like(up, gate);
   detail::check_like(grad_out, gate);
 
   Tensor grad_gate = detail::empty_like(gate);
   Tensor grad_up = detail::empty_like(up);
-  GegluBackward problem{grad_out_tensor.data_ptr(), gate_tensor.data_ptr(), up_tensor.data_ptr(),
-                        grad_gate.data_ptr(),       grad_up.data_ptr(),     dtype,
-                        tanh,                       {}};
+  GegluBackward problem{grad_out_tensor.data_ptr(),
+                        gate_tensor.data_ptr(),
+                        up_tensor.data_ptr(),
+                        grad_gate.data_ptr(),
+                        grad_up.data_ptr(),
+                        dtype,
+                        tanh,
+                        {}};
   if (!detail::walk<Backend>(problem, gate_tensor, gate.sizes,
                              {grad_out.strides.data(), gate.strides.data(), up.strides.data(),
                               grad_gate.strides().data(), grad_up.strides().data()},
@@ -183,12 +194,11 @@ std::tuple<torch::stable::Tensor, torch::stable::Tensor> PointwiseOps<Backend>::
 
 template <class Backend>
 torch::stable::Tensor PointwiseOps<Backend>::geglu_packed_backward(const Tensor& grad_out_tensor,
-                                                                   const Tensor& x_tensor, bool tanh,
-                                                                   bool gate_first) {
+                                                                   const Tensor& x_tensor, bool tanh, bool gate_first) {
   const checks::Arg x("geglu_packed_backward", "x", x_tensor);
-  const DType dtype = detail::check_first<Backend>(x);
-  checks::check_even_last_size(x);
   const checks::Arg grad_out("geglu_packed_backward", "grad_out", grad_out_tensor);
+  checks::check_device(grad_out, x);
+  const DType dtype = detail::check_packed(x);
   detail::check_like(grad_out, x, /*last_divisor=*/2);
 
   Tensor grad_x = detail::empty_like(x);

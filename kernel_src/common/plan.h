@@ -10,8 +10,8 @@
 
 namespace geglu {
 
-// Inputs of more dimensions than this are copied; torch itself stops at 64.
-constexpr int kMaxDims = 16;
+// At most this many dimensions have more than one element: the number of elements is below 2^63.
+constexpr int kMaxDims = 63;
 
 // Plans a walk over `dim` dimensions of `sizes` (none of them 0). strides[t] are those of tensor t, in elements. The
 // walk is the fastest for `lead`, which should be an output: its smallest stride becomes the inner one. Returns nothing
@@ -19,7 +19,6 @@ constexpr int kMaxDims = 16;
 template <int kTensors>
 std::optional<Rows<kTensors>> plan_rows(int64_t dim, const int64_t* sizes,
                                         const std::array<const int64_t*, kTensors>& strides, int lead) {
-  if (dim > kMaxDims) return std::nullopt;
   int order[kMaxDims];  // dimensions with more than one element, outermost first
   int count = 0;
   for (int d = 0; d < dim; ++d) {

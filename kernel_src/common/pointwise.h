@@ -8,9 +8,7 @@ namespace geglu {
 
 enum class DType : int32_t { kFloat32, kFloat16, kBFloat16, kFloat64 };
 
-constexpr int64_t element_size(DType dtype) {
-  return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2;
-}
+constexpr int64_t element_size(DType dtype) { return dtype == DType::kFloat64 ? 8 : dtype == DType::kFloat32 ? 4 : 2; }
 
 // The row index is split over at most this many dimensions. Packed halves, padded rows and transposed batch dimensions
 // of 3-D and 4-D activations need one to three; an input that needs more is copied first.

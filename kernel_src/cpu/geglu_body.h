@@ -154,8 +154,8 @@ struct Native {
   }
 };
 
-// The upper half of a float. Elements are taken in pairs, as 32-bit words; as computed, those in the words' lower halves
-// fill the first half of the block and the others the second, which saves all shuffling.
+// The upper half of a float. Elements are taken in pairs, as 32-bit words; as computed, those in the words' lower
+// halves fill the first half of the block and the others the second, which saves all shuffling.
 struct BFloat16 {
   using Element = uint16_t;
   using Compute = float;
@@ -394,7 +394,8 @@ class Gathered {
 };
 
 template <typename Block>
-void walk(typename Block::Element* const* base, const Rows<Block::Problem::kTensors>& rows, int64_t begin, int64_t end) {
+void walk(typename Block::Element* const* base, const Rows<Block::Problem::kTensors>& rows, int64_t begin,
+          int64_t end) {
   constexpr int kTensors = Block::Problem::kTensors;
   if (begin >= end) return;
   bool dense = true;

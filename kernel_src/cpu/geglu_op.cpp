@@ -15,10 +15,6 @@ namespace cpu {
 constexpr int64_t kGrain = 16384;
 
 struct Backend {
-  static void check(const checks::Arg& arg) {
-    if (!arg.tensor.is_cpu()) checks::fail(arg.label() + " must be on the cpu, but is on " + checks::device_name(arg.tensor));
-  }
-
   static void launch(const GegluForward& problem, const torch::stable::Tensor&) { run(kernels().forward, problem); }
   static void launch(const GegluBackward& problem, const torch::stable::Tensor&) { run(kernels().backward, problem); }
 

@@ -18,12 +18,6 @@ namespace geglu {
 namespace cuda {
 
 struct Backend {
-  static void check(const checks::Arg& arg) {
-    if (!arg.tensor.is_cuda()) {
-      checks::fail(arg.label() + " must be on a cuda device, but is on " + checks::device_name(arg.tensor));
-    }
-  }
-
   static void launch(const GegluForward& problem, const torch::stable::Tensor& where) {
     run(launch_forward, problem, where);
   }
@@ -46,8 +40,8 @@ struct Backend {
       int minor = 0;
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
       cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-      checks::fail("geglu: this build has no code for cuda:" + std::to_string(device) + ", whose compute capability is " +
-                   std::to_string(major) + "." + std::to_string(minor));
+      checks::fail("geglu: this build has no code for cuda:" + std::to_string(device) +
+                   ", whose compute capability is " + std::to_string(major) + "." + std::to_string(minor));
     }
     if (status != cudaSuccess) {
       checks::fail(std::string("geglu: the kernel was not launched: ") + cudaGetErrorString(status));

@@ -95,9 +95,8 @@ struct FastGelu<false> {
 
 // GELU for storage type T: in float for all but double.
 template <typename T, bool kTanh>
-using DeviceGelu = std::conditional_t<
-    sizeof(T) == 2, FastGelu<kTanh>,
-    Gelu<std::conditional_t<sizeof(T) == 8, double, float>, kTanh,
-         PreciseMath<std::conditional_t<sizeof(T) == 8, double, float>>>>;
+using DeviceGelu = std::conditional_t<sizeof(T) == 2, FastGelu<kTanh>,
+                                      Gelu<std::conditional_t<sizeof(T) == 8, double, float>, kTanh,
+                                           PreciseMath<std::conditional_t<sizeof(T) == 8, double, float>>>>;
 
 }  // namespace geglu::cuda

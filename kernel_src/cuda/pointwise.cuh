@@ -1,8 +1,8 @@
 // One kernel for every pointwise operator: it walks kInputs + kOutputs tensors in step, a packet of kN neighbouring
 // elements at a time, and hands each packet to the operator. A thread takes one packet: with 16 bytes of every tensor a
 // thread, the loads of a full multiprocessor keep the memory busy, and a second packet was measured no faster
-// (docs/measured.md). Anything that makes the compiler use the first input before it has asked for the last (a branch, a
-// conversion) costs up to 15 %.
+// (docs/measured.md). Anything that makes the compiler use the first input before it has asked for the last (a branch,
+// a conversion) costs up to 15 %.
 //
 // An operator is a struct with
 //   using T                                  the storage type

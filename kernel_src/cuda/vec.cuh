@@ -1,6 +1,6 @@
 // Global memory in packets of up to 16 bytes. No thread reads what another has read, so loads take the read-only path.
-// Hints that keep the data out of L1 (no_allocate, evict-first) were measured 4 % slower (docs/measured.md). Outputs are
-// left to L2, where the next operator looks first.
+// Hints that keep the data out of L1 (no_allocate, evict-first) were measured 4 % slower (docs/measured.md). Outputs
+// are left to L2, where the next operator looks first.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ template <typename T, int kN>
 __device__ __forceinline__ Packet<T, kN> load_once(const T* pointer) {
   constexpr int kBytes = sizeof(T) * kN;
   static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16, "one access must move a packet");
-  using Word = std::conditional_t<
-      kBytes == 16, uint4,
-      std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
+  using Word =
+      std::conditional_t<kBytes == 16, uint4,
+                         std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
   const Word word = __ldg(reinterpret_cast<const Word*>(pointer));
   return *reinterpret_cast<const Packet<T, kN>*>(&word);
 }

@@ -104,13 +104,14 @@ class _Symbol:
 
 
 class _SymbolicHost:
-    """Stands for a host module in a dry run: it has the four parts, and any other attribute fails."""
+    """Stands for a host module in a dry run: its parts note what they are applied to."""
 
     def __init__(self):
-        for part in ("gate_proj", "up_proj", "act_fn", "down_proj"):
+        for part in _PARTS:
             setattr(self, part, lambda value, part=part: _Symbol(part, value.expression))
 
 
+_PARTS = frozenset(("gate_proj", "up_proj", "act_fn", "down_proj"))
 _GATE = ("act_fn", ("gate_proj", ("x",)))
 _UP = ("up_proj", ("x",))
 _PLAIN_RESULTS = (("down_proj", ("product", _GATE, _UP)), ("down_proj", ("product", _UP, _GATE)))
@@ -119,17 +120,18 @@ _PLAIN_RESULTS = (("down_proj", ("product", _GATE, _UP)), ("down_proj", ("produc
 def _computes_the_gated_mlp(kind: type) -> bool:
     """Whether the class's forward is ``down_proj(act_fn(gate_proj(x)) * up_proj(x))`` and nothing else.
 
-    Found by running it on symbols. Blocks with the same parts and more to do are common: dropout (T5Gemma), activation
-    sparsity (Gemma3n), multipliers (Falcon-H1), a norm (BitNet), clamps, products in float32.
+    Blocks with the same parts and more to do are common: dropout (T5Gemma), activation sparsity (Gemma3n), multipliers
+    (Falcon-H1), a norm (BitNet), clamps, products in float32. So the forward may name nothing but the four parts,
+    which leaves it no way to look at anything else, and a run on symbols must give the formula.
     """
     forward = kind.forward
     if kind.__name__ in _LIGER_BLOCKS or _is_own(forward):
         return True
-    if not isinstance(forward, FunctionType) or hasattr(forward, "__wrapped__"):
+    if not isinstance(forward, FunctionType) or forward.__closure__ or set(forward.__code__.co_names) != _PARTS:
         return False
     try:
         return forward(_SymbolicHost(), _Symbol("x")).expression in _PLAIN_RESULTS
-    except Exception:  # whatever a forward does that symbols cannot: it does more than the formula
+    except Exception:  # whatever a forward does that symbols cannot: it is not the formula
         return False
 
 
