@@ -1,4 +1,4 @@
-"""torch.vmap: the operators are pointwise in every dimension but the last, so a batch is one more leading dimension."""
+"""torch.vmap: the operators are pointwise in all dimensions but the last, so a batch is one more leading dimension."""
 
 import torch
 
@@ -7,7 +7,7 @@ from ._ops import add_op_namespace_prefix, ops
 
 def _lead(info, in_dims, *tensors):
     """The tensors with the batch as their first dimension, expanded where a tensor has none."""
-    for tensor, in_dim in zip(tensors, in_dims):
+    for tensor, in_dim in zip(tensors, in_dims[: len(tensors)], strict=True):
         if in_dim is None:
             yield tensor.expand(info.batch_size, *tensor.shape)
         else:

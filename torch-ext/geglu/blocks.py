@@ -16,8 +16,8 @@ from .functional import geglu
 # One name for every build: the package itself is called after its unique id.
 logger = logging.getLogger("geglu")
 
-# Activation classes by where they are defined and their name -> `approximate`. gelu_new and gelu_fast are the tanh form
-# written out in single operations.
+# Names of the classes in transformers.activations -> `approximate`. Those behind gelu_new and gelu_fast are the tanh
+# form written out in single operations.
 _TRANSFORMERS_GELU = {
     "GELUActivation": "none",
     "GELUTanh": "tanh",

@@ -1,7 +1,7 @@
 """What torch.compile, FakeTensor and opcheck know of the operators: the results' sizes, strides, dtype and device.
 
-Sizes follow the checks in ``op_checks.h``; a result has the layout of ``torch.empty_like`` of the tensor it belongs to,
-or is contiguous where an operator reads a packed tensor.
+Sizes follow the checks in ``op_checks.h``; a result has the layout of ``torch.empty_like`` of the tensor it belongs
+to, or is contiguous where an operator reads a packed tensor.
 """
 
 import torch
@@ -44,9 +44,7 @@ def _geglu_backward_fake(
 
 
 @torch.library.register_fake(add_op_namespace_prefix("geglu_packed_backward"))
-def _geglu_packed_backward_fake(
-    grad_out: torch.Tensor, x: torch.Tensor, tanh: bool, gate_first: bool
-) -> torch.Tensor:
+def _geglu_packed_backward_fake(grad_out: torch.Tensor, x: torch.Tensor, tanh: bool, gate_first: bool) -> torch.Tensor:
     _check_packed("geglu_packed_backward", x)
     return torch.empty_like(x)
 

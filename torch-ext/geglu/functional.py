@@ -20,8 +20,8 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, *, approximate: str = "tanh") ->
 
     Returns:
         A tensor of gate's shape and dtype with the layout of ``torch.empty_like(gate)``. gelu(gate) is computed in
-        float32 (float64 for float64) and rounded to the dtype before the product is, as torch rounds it. Differentiable
-        any number of times.
+        float32 (float64 for float64) and rounded to the dtype before the product is, as torch rounds it.
+        Differentiable any number of times.
 
     Raises:
         ValueError: ``approximate`` is neither of the two.
@@ -44,7 +44,7 @@ def geglu_packed(x: torch.Tensor, *, approximate: str = "tanh", gate_first: bool
     """gelu(gate) * up, where gate and up are the halves of x's last dimension, read in place.
 
     Args:
-        x: Tensor of shape (..., 2 * d), any strides; float32, float16, bfloat16 or float64; on the CPU or a CUDA device.
+        x: Tensor of shape (..., 2 * d), any strides; float32, float16, bfloat16 or float64; on the CPU or CUDA.
         approximate: "tanh" or "none" (exact), as in ``torch.nn.functional.gelu``.
         gate_first: True if the first half is the gate, which GELU is applied to (ModernBERT, GeluAndMul); False if the
             second half is (diffusers' GEGLU).
@@ -75,7 +75,7 @@ def gelu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
     Args:
         out: Tensor of shape (..., d), x's dtype and device, any strides; shares no memory with x.
-        x: Tensor of shape (..., 2 * d), any strides; float32, float16, bfloat16 or float64; on the CPU or a CUDA device.
+        x: Tensor of shape (..., 2 * d), any strides; float32, float16, bfloat16 or float64; on the CPU or CUDA.
 
     Returns:
         out.
