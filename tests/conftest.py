@@ -1,0 +1,61 @@
+"""Fixtures shared by the suite, and pytest's settings: it also runs where the project's root files are absent."""
+
+import os
+from types import ModuleType
+
+import package
+import pytest
+import torch
+
+MARKERS = (
+    "gpu: needs a CUDA device",
+    "capability: run once more under every CPU instruction set that this machine has",
+    "sanitize: small set of CUDA cases for compute-sanitizer",
+    "mutation: builds mutated copies of the project",
+)
+
+DEVICES = ["cpu"]
+if torch.cuda.is_available():
+    DEVICES.append(pytest.param("cuda", marks=pytest.mark.gpu))
+
+
+def pytest_configure(config):
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(items):
+    if any("kernel" in getattr(item, "fixturenames", ()) for item in items):
+        problem = package.missing_build()
+        if problem:
+            raise pytest.UsageError(problem)
+    if not torch.cuda.is_available():
+        skip = pytest.mark.skip(reason="no CUDA device")
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def kernel() -> ModuleType:
+    """The package as `kernels` loads it."""
+    return package.load()
+
+
+@pytest.fixture(scope="session")
+def ops(kernel):
+    """The operators of this very build (its own namespace under torch.ops)."""
+    return kernel._ops.ops
+
+
+@pytest.fixture(params=DEVICES)
+def device(request, kernel) -> torch.device:
+    """Every device that the loaded variant serves here."""
+    if request.param == "cuda" and "_cuda_" not in kernel.__name__:
+        pytest.skip("the loaded variant is not a CUDA one")
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(int(os.environ.get("GEGLU_TEST_SEED", "20261130")))
