@@ -12,7 +12,7 @@ DEMO_ARGS ?=
 BENCH_ARGS ?=
 PROFILE_ARGS ?=
 # Two workers: more would only take turns on two cores, or crowd a GPU's memory.
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 VENV := .venv
 RUN := $(VENV)/bin/python

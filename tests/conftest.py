@@ -24,8 +24,10 @@ def pytest_configure(config):
         config.addinivalue_line("markers", marker)
 
 
-def pytest_collection_modifyitems(items):
-    if any("kernel" in getattr(item, "fixturenames", ()) for item in items):
+def pytest_collection_modifyitems(config, items):
+    # A worker of pytest-xdist may not refuse to start; there the fixture says it.
+    in_worker = hasattr(config, "workerinput")
+    if not in_worker and any("kernel" in getattr(item, "fixturenames", ()) for item in items):
         problem = package.missing_build()
         if problem:
             raise pytest.UsageError(problem)
@@ -39,6 +41,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def kernel() -> ModuleType:
     """The package as `kernels` loads it."""
+    problem = package.missing_build()
+    if problem:
+        pytest.fail(problem, pytrace=False)
     return package.load()
 
 

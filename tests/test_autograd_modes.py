@@ -228,6 +228,7 @@ def test_forward_mode(kernel, device, approximate):
     works_or_says_so(lambda: dual(packed, (cat[0],), (cat[1],)), both, words)
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 def test_anomaly_mode_and_hooks(kernel, device):
     gate, up = (torch.randn(3, 5, device=device, requires_grad=True) for _ in "gu")
     seen = []

@@ -119,6 +119,37 @@ def test_first_call_is_quick(kernel, backend_argument):
     assert min(run[1] for run in runs) <= NEW_SHAPE_SECONDS
 
 
+def test_first_call_from_many_threads(kernel, backend_argument):
+    """Whatever the first call prepares is prepared once, and nobody uses it half-made."""
+    program = f"""
+        import threading
+        from pathlib import Path
+
+        import torch
+        from kernels import get_local_kernel
+
+        kernel = get_local_kernel(Path({str(package.REPO)!r}), {backend_argument})
+        inputs = {{dtype: torch.randn(2, 5000).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32)}}
+        gate_up = [(gate, up, form) for gate, up in inputs.values() for form in ("none", "tanh")] * 2
+        barrier, results = threading.Barrier(len(gate_up)), [None] * len(gate_up)
+
+        def first(index):
+            gate, up, form = gate_up[index]
+            barrier.wait()
+            results[index] = kernel.geglu(gate, up, approximate=form)
+
+        threads = [threading.Thread(target=first, args=(index,)) for index in range(len(gate_up))]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        for (gate, up, form), early in zip(gate_up, results):
+            assert torch.equal(early, kernel.geglu(gate, up, approximate=form))
+            eager = torch.nn.functional.gelu(gate, approximate=form) * up
+            assert torch.allclose(early.float(), eager.float(), rtol=2e-2, atol=1e-4)
+        print("same")
+    """
+    assert python(program) == "same"
+
+
 # ---- two builds in one process ----
 
 

@@ -5,6 +5,7 @@ build of one instruction set's worth of waiting; with none chosen that copy must
 fault. The faults in Python are planted in copies of the built variant and cost no build.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.mutation
 
 BODY = "kernel_src/cpu/geglu_body.h"
 
-# Declared before the body's first include: the chosen fault, read once.
+# Put before the body's first include: the chosen fault, read once.
 CHOICE = """
 #include <cstdlib>
 namespace {
@@ -29,43 +30,28 @@ inline int fault() {
 }  // namespace
 """
 
-# (what is in the source exactly once, what the copy has instead); faults 4 and 6 sit in the same lines.
-PLACES = [
-    (
-        """    alignas(64) Compute gate[kBlock], up[kBlock];
-    Storage::load(tensors[Problem::kGate], gate);
-    Storage::load(tensors[Problem::kUp], up);
-""",
-        """    alignas(64) Compute gate[kBlock], up[kBlock];
-    Storage::load(tensors[fault() == 1 ? Problem::kUp : Problem::kGate], gate);
-    Storage::load(tensors[fault() == 1 ? Problem::kGate : Problem::kUp], up);
-""",
+# What the body has exactly once -> what the copy has instead: regular expressions, so that names may change.
+PLACES = {
+    r'#include "common/gelu.h"\n': CHOICE + r"\g<0>",
+    r"pointer<Element>\(problem\.(gate)\), pointer<Element>\(problem\.(up)\), pointer<Element>\(problem\.out\)": (
+        r"pointer<Element>(fault() == 1 ? problem.\2 : problem.\1), "
+        r"pointer<Element>(fault() == 1 ? problem.\1 : problem.\2), pointer<Element>(problem.out)"
     ),
-    ("  problem.tanh ? run<", "  problem.tanh || fault() == 2 ? run<"),
-    (
-        """      gate[i] = gelu.value;
-      slope[i] = gelu.derivative;
-""",
-        """      slope[i] = fault() == 3 ? gelu.value / gate[i] : gelu.derivative;
-      gate[i] = gelu.value;
-""",
+    r"problem\.tanh \? run<": r"problem.tanh || fault() == 2 ? run<",
+    # The derivative of x * s(x) without the term x * s'(x).
+    r"const auto (\w+) = Function::value_and_derivative\((\w+\[i\])\);": (
+        r"auto \1 = Function::value_and_derivative(\2); if (fault() == 3) \1.derivative = \1.value / \2;"
     ),
-    (
-        """    Storage::round(gate);
-    for (int i = 0; i < kBlock; ++i) gate[i] *= up[i];
-""",
-        """    if (fault() != 6) Storage::round(gate);
-    for (int i = 0; i < kBlock; ++i) gate[i] *= fault() == 4 ? gate[i] * up[i] * up[i] : up[i];
-""",
+    r"Storage::store\((\w+), tensors\[Problem::kOut\]\);": (
+        r"if (fault() == 4) { for (int i = 0; i < kBlock; ++i) \1[i] *= \1[i]; } \g<0>"
     ),
-    (
-        "to[i * rows_.inner_stride[t]] = *staged++;",
-        """{
-          if (fault() != 5 || i + 1 < pieces_[p].size) to[i * rows_.inner_stride[t]] = *staged;
-          ++staged;
-        }""",
+    # Rows that are no whole blocks end in a piece.
+    r"(to\[i \* rows_\.inner_stride\[t\]\]) = \*staged\+\+;": (
+        r"{ if (fault() != 5 || i + 1 < pieces_[p].size) \1 = *staged; ++staged; }"
     ),
-]
+    r"(Storage::round\(gate\);)": r"if (fault() != 6) \1",
+    r"(Storage::round\(grad\);)": r"if (fault() != 7) \1",
+}
 
 COMPILED = {
     "gate_and_up_swapped": 1,
@@ -73,7 +59,8 @@ COMPILED = {
     "dropped_backward_term": 3,
     "squared_output": 4,
     "last_column_skipped": 5,
-    "product_rounded_once": 6,
+    "activation_not_rounded_in_backward": 6,
+    "product_not_rounded_in_backward": 7,
 }
 
 # name -> (file, what is in it exactly once, what the copy has instead, the tests that must notice)
@@ -118,9 +105,10 @@ SUBSET = (
 )
 
 
-def substituted(text: str, found: str, instead: str, where) -> str:
-    assert text.count(found) == 1, f"{where} has {text.count(found)} places to plant a fault at, expected 1:\n{found}"
-    return text.replace(found, instead)
+def planted(text: str, pattern: str, instead: str, where: str) -> str:
+    text, count = re.subn(pattern, instead, text)
+    assert count == 1, f"{where} has {count} places to plant a fault at, expected 1: {pattern}"
+    return text
 
 
 def run(repo: Path, tests, **environment) -> subprocess.CompletedProcess:
@@ -142,9 +130,9 @@ def assert_red(child: subprocess.CompletedProcess) -> None:
 def faulty_build(kernel, tmp_path_factory) -> Path:
     copy = project.copy(tmp_path_factory.mktemp("faults") / "project")
     source = copy / BODY
-    text = substituted(source.read_text(), '#include "common/gelu.h"\n', CHOICE + '#include "common/gelu.h"\n', BODY)
-    for found, instead in PLACES:
-        text = substituted(text, found, instead, BODY)
+    text = source.read_text()
+    for pattern, instead in PLACES.items():
+        text = planted(text, pattern, instead, BODY)
     source.write_text(text)
     project.build(copy)
     return copy
@@ -167,5 +155,5 @@ def test_python_fault_is_noticed(kernel, tmp_path, name):
     copy = tmp_path / "build" / variant.name
     shutil.copytree(variant, copy, ignore=shutil.ignore_patterns("__pycache__"))
     source = copy / file
-    source.write_text(substituted(source.read_text(), found, instead, file))
+    source.write_text(planted(source.read_text(), re.escape(found), instead, file))
     assert_red(run(tmp_path, [test]))

@@ -122,6 +122,8 @@ def test_every_half_precision_gate(kernel, device, dtype, approximate):
     gate = torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(dtype)
     one = torch.ones_like(gate)
     out, *grads = forward_and_grads(kernel, gate, one, one, approximate)
+    # However forward and backward come by gelu(gate), it is the same rounded value.
+    reference.assert_same_bits(grads[1], out)
     finite = gate.isfinite()
     part = gate[finite], one[finite]
     reference.assert_accurate(out[finite], *part, approximate)
@@ -139,7 +141,7 @@ def test_every_half_precision_gate(kernel, device, dtype, approximate):
 @pytest.mark.capability
 def test_bits_equal_eager(kernel, device, dtype, approximate):
     gate, up, grad = (torch.randn(2048, 1024, device=device).to(dtype) for _ in range(3))
-    ours, _, grad_up = forward_and_grads(kernel, gate, up, grad, approximate)
+    ours, grad_gate, grad_up = forward_and_grads(kernel, gate, up, grad, approximate)
     eager = reference.eager(gate, up, approximate)
     assert (ours == eager).double().mean().item() >= EQUAL_TO_EAGER[dtype]
     # The product of the rounded GELU, rounded: eager's order. Eager itself rounds gelu(gate) the wrong way for up to
@@ -151,6 +153,10 @@ def test_bits_equal_eager(kernel, device, dtype, approximate):
     assert reference.ulp_distance(activated, eager_activated)[good].max() <= 1
     # grad_up uses the rounded gelu(gate), as eager's saved activation is.
     assert (grad_up == grad * eager_activated).double().mean().item() >= EQUAL_TO_EAGER[dtype]
+    # grad * up is rounded before the slope is multiplied in. Eager's own slope cancels, so perfect arithmetic is the
+    # model.
+    _, perfect, _ = reference.rounded_steps(grad, gate, up, approximate)
+    assert (grad_gate == perfect).double().mean().item() >= EQUAL_TO_EAGER[dtype]
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, *HALVES), ids=str)

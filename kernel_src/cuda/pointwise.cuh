@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 
 #include "common/pointwise.h"
@@ -54,30 +55,35 @@ inline bool rows_fill_warps(int64_t packets_per_row) {
 }
 
 // A walk of more packets than this is launched in parts, so that kByPacket can divide in 32 bits.
-constexpr int64_t kMaxPackets = (int64_t{1} << 31) - 1;
+constexpr int64_t kMaxPackets = (int64_t{1} << 31) - kThreads;
 
-// Rows<kTensors> as the kernel wants it: columns in packets, and divisors.
-template <int kTensors>
-struct DeviceWalk {
-  int64_t packets;  // kFlat: whole packets; kByPacket: in all rows
+// What the kernel is told of a flat walk: little, because a launch takes longer the more it has to pass.
+struct FlatWalk {
+  int64_t packets;  // whole ones
+  int32_t tail;     // elements after the last whole packet
+
+  template <int kTensors>
+  FlatWalk(const Rows<kTensors>& from, int packet_size)
+      : packets(from.cols / packet_size), tail(static_cast<int32_t>(from.cols % packet_size)) {}
+};
+
+// The other walks: columns in packets, and divisors.
+template <int kTensors, Order kOrder>
+struct RowWalk {
   int64_t inner_stride[kTensors];
   int64_t outer_stride[kTensors][kMaxOuterDims] = {};
-  uint32_t rows = 1;
-  uint32_t packets_per_row = 0;
-  Divisor row_units;  // packets of a row (kByPacket), or warps (kByRow)
+  uint32_t rows;
+  uint32_t packets_per_row;
+  Divisor row_units;  // warps of a row (kByRow), or packets (kByPacket)
   Divisor outer_size[kMaxOuterDims];
   int32_t outer_dims;
-  int32_t tail;  // kFlat: elements after the last whole packet
 
-  DeviceWalk(const Rows<kTensors>& from, int packet_size, Order order)
-      : packets(from.cols / packet_size * from.rows),
-        outer_dims(from.outer_dims),
-        tail(static_cast<int32_t>(from.cols % packet_size)) {
+  RowWalk(const Rows<kTensors>& from, int packet_size)
+      : rows(static_cast<uint32_t>(from.rows)),
+        packets_per_row(static_cast<uint32_t>(from.cols / packet_size)),
+        row_units(kOrder == Order::kByRow ? (packets_per_row + kWarp - 1) / kWarp : packets_per_row),
+        outer_dims(from.outer_dims) {
     for (int t = 0; t < kTensors; ++t) inner_stride[t] = from.inner_stride[t];
-    if (order == Order::kFlat) return;
-    rows = static_cast<uint32_t>(from.rows);
-    packets_per_row = static_cast<uint32_t>(packets / from.rows);
-    row_units = Divisor(order == Order::kByRow ? (packets_per_row + kWarp - 1) / kWarp : packets_per_row);
     for (int k = 0; k < outer_dims; ++k) {
       outer_size[k] = Divisor(static_cast<uint32_t>(from.outer_size[k]));
       for (int t = 0; t < kTensors; ++t) outer_stride[t][k] = from.outer_stride[t][k];
@@ -102,6 +108,9 @@ struct DeviceWalk {
   }
 };
 
+template <class Op, Order kOrder>
+using Walk = std::conditional_t<kOrder == Order::kFlat, FlatWalk, RowWalk<Op::kInputs + Op::kOutputs, kOrder>>;
+
 template <class Op>
 struct Pointers {
   const typename Op::T* in[Op::kInputs];
@@ -110,8 +119,7 @@ struct Pointers {
 
 template <class Op, int kN, Order kOrder>
 __global__ void __launch_bounds__(kThreads)
-    pointwise_kernel(const __grid_constant__ Pointers<Op> pointers,
-                     const __grid_constant__ DeviceWalk<Op::kInputs + Op::kOutputs> walk) {
+    pointwise_kernel(const __grid_constant__ Pointers<Op> pointers, const __grid_constant__ Walk<Op, kOrder> walk) {
   using T = typename Op::T;
   constexpr int kTensors = Op::kInputs + Op::kOutputs;
   bool valid;
@@ -129,8 +137,8 @@ __global__ void __launch_bounds__(kThreads)
     walk.template locate<kN>(row, place, offsets);
   } else {
     const uint32_t index = blockIdx.x * kThreads + threadIdx.x;
-    valid = index < walk.packets;
     const uint32_t row = walk.row_units.divide(index);
+    valid = row < walk.rows;
     walk.template locate<kN>(row, index - row * walk.packets_per_row, offsets);
   }
 
@@ -144,13 +152,15 @@ __global__ void __launch_bounds__(kThreads)
     for (int t = 0; t < Op::kOutputs; ++t) store<T, kN>(pointers.out[t] + offsets[Op::kInputs + t], out[t]);
   }
 
-  if (kOrder == Order::kFlat && blockIdx.x == gridDim.x - 1 && threadIdx.x < walk.tail) {
-    const int64_t offset = walk.packets * kN + threadIdx.x;
-    Packet<T, 1> last[Op::kInputs];
-    Packet<T, 1> out[Op::kOutputs];
-    for (int t = 0; t < Op::kInputs; ++t) last[t] = load_once<T, 1>(pointers.in[t] + offset);
-    Op::template apply<1>(last, out);
-    for (int t = 0; t < Op::kOutputs; ++t) store<T, 1>(pointers.out[t] + offset, out[t]);
+  if constexpr (kOrder == Order::kFlat) {
+    if (blockIdx.x == gridDim.x - 1 && threadIdx.x < walk.tail) {
+      const int64_t offset = walk.packets * kN + threadIdx.x;
+      Packet<T, 1> in[Op::kInputs];
+      Packet<T, 1> out[Op::kOutputs];
+      for (int t = 0; t < Op::kInputs; ++t) in[t] = load_once<T, 1>(pointers.in[t] + offset);
+      Op::template apply<1>(in, out);
+      for (int t = 0; t < Op::kOutputs; ++t) store<T, 1>(pointers.out[t] + offset, out[t]);
+    }
   }
 }
 
@@ -211,7 +221,7 @@ cudaError_t launch_packets(const Rows<Op::kInputs + Op::kOutputs>& rows, const P
       rows.rows * (kOrder == Order::kByRow ? (packets_per_row + kWarp - 1) / kWarp * kWarp : packets_per_row);
   // At least one block: a flat walk may be nothing but a tail.
   const int64_t blocks = threads > kThreads ? (threads + kThreads - 1) / kThreads : 1;
-  const DeviceWalk<Op::kInputs + Op::kOutputs> walk(rows, kN, kOrder);
+  const Walk<Op, kOrder> walk(rows, kN);
   pointwise_kernel<Op, kN, kOrder><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(pointers, walk);
   return cudaGetLastError();
 }
