@@ -32,7 +32,7 @@ inline int fault() {
 
 # What the body has exactly once -> what the copy has instead: regular expressions, so that names may change.
 PLACES = {
-    r'#include "common/gelu.h"\n': CHOICE + r"\g<0>",
+    r'#include "common/pointwise.h"\n': CHOICE + r"\g<0>",
     r"pointer<Element>\(problem\.(gate)\), pointer<Element>\(problem\.(up)\), pointer<Element>\(problem\.out\)": (
         r"pointer<Element>(fault() == 1 ? problem.\2 : problem.\1), "
         r"pointer<Element>(fault() == 1 ? problem.\1 : problem.\2), pointer<Element>(problem.out)"
