@@ -108,7 +108,8 @@ def test_result_is_fresh_and_untracked(kernel, device, dtype):
 
 
 def test_public_names(kernel):
-    assert sorted(kernel.__all__) == ["geglu", "geglu_packed", "gelu_and_mul", "gelu_tanh_and_mul", "layers"]
+    functions = ["geglu", "geglu_packed", "gelu_and_mul", "gelu_tanh_and_mul", "linear"]
+    assert sorted(kernel.__all__) == sorted([*functions, "layers", "load_tuning", "save_tuning", "tune"])
     for name in kernel.__all__:
         assert hasattr(kernel, name)
 

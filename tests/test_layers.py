@@ -20,6 +20,7 @@ from kernels import (
 from torch import nn
 
 LAYERS = ("GeGLUMLP", "LigerGEGLUMLP", "LigerTiledGEGLUMLP")
+LINEAR_LAYERS = ("GELUMLP", "GELUIntermediate", "GELUConv1DMLP")
 MODES = (
     Mode.INFERENCE,
     Mode.TRAINING,
@@ -155,7 +156,7 @@ def test_packed_activation_layers(kernel, device, attach, layer_name):
 def test_layer_classes_are_pure(kernel):
     classes = {name: cls for name, cls in vars(kernel.layers).items() if isinstance(cls, type)}
     own = {name for name, cls in classes.items() if cls.__module__ == kernel.layers.__name__}
-    assert own == {*LAYERS, "GeluAndMul", "GeluTanhAndMul"}
+    assert own == {*LAYERS, *LINEAR_LAYERS, "GeluAndMul", "GeluTanhAndMul"}
     for name in own:
         added = set(vars(classes[name])) - set(vars(nn.Module)) - {"__firstlineno__", "__static_attributes__"}
         assert added == {"has_backward", "can_torch_compile"}, name

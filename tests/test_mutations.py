@@ -90,7 +90,7 @@ IN_PYTHON = {
         "test_opcheck.py::test_fakes_have_the_real_layout",
     ),
     "any_activation_is_gelu": (
-        "blocks.py",
+        "activations.py",
         '    if activation is nn.functional.gelu:\n        return "none"\n',
         '    if True:\n        return "tanh"\n',
         "test_layer_activations.py::test_plain_activations",

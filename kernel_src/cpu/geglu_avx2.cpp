@@ -21,7 +21,8 @@
 
 namespace geglu::cpu {
 
-const Kernels kAvx2Kernels = {avx2::select_storage<GegluForward>, avx2::select_storage<GegluBackward>, "avx2"};
+const Kernels kAvx2Kernels = {avx2::select_storage<GegluForward>, avx2::select_storage<GegluBackward>,
+                              avx2::select_storage<GeluForward>, avx2::select_storage<GeluBackward>, "avx2"};
 
 }  // namespace geglu::cpu
 

@@ -22,7 +22,8 @@
 
 namespace geglu::cpu {
 
-const Kernels kAvx512Kernels = {avx512::select_storage<GegluForward>, avx512::select_storage<GegluBackward>, "avx512"};
+const Kernels kAvx512Kernels = {avx512::select_storage<GegluForward>, avx512::select_storage<GegluBackward>,
+                                avx512::select_storage<GeluForward>, avx512::select_storage<GeluBackward>, "avx512"};
 
 }  // namespace geglu::cpu
 

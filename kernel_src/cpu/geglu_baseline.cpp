@@ -11,6 +11,7 @@
 namespace geglu::cpu {
 
 const Kernels kBaselineKernels = {baseline::select_storage<GegluForward>, baseline::select_storage<GegluBackward>,
+                                  baseline::select_storage<GeluForward>, baseline::select_storage<GeluBackward>,
                                   "baseline"};
 
 }  // namespace geglu::cpu

@@ -259,6 +259,16 @@ void run(const GegluBackward& problem, int64_t begin, int64_t end) {
   walk<BackwardBlock<Storage, kTanh>>(base, problem.rows, begin, end);
 }
 
+}  // namespace GEGLU_CPU_ISA
+}  // namespace
+}  // namespace geglu::cpu
+
+#include "cpu/gelu_body.h"
+
+namespace geglu::cpu {
+namespace {
+namespace GEGLU_CPU_ISA {
+
 template <typename Storage, typename Problem>
 void select_form(const Problem& problem, int64_t begin, int64_t end) {
   problem.tanh ? run<Storage, true>(problem, begin, end) : run<Storage, false>(problem, begin, end);

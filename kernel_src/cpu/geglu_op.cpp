@@ -11,9 +11,6 @@ namespace geglu {
 
 namespace cpu {
 
-// Elements for one task at least: below this, waking a thread costs more than it saves.
-constexpr int64_t kGrain = 16384;
-
 struct Backend {
   static void launch(const GegluForward& problem, const torch::stable::Tensor&) { run(kernels().forward, problem); }
   static void launch(const GegluBackward& problem, const torch::stable::Tensor&) { run(kernels().backward, problem); }

@@ -11,6 +11,7 @@ struct ForwardOp {
   using T = Storage;
   static constexpr int kInputs = 2;
   static constexpr int kOutputs = 1;
+  static constexpr bool kInPlace = false;
 
   template <int kN>
   static __device__ __forceinline__ void apply(const Packet<T, kN> (&in)[kInputs], Packet<T, kN> (&out)[kOutputs]) {

@@ -7,6 +7,7 @@
 // An operator is a struct with
 //   using T                                  the storage type
 //   static constexpr int kInputs, kOutputs
+//   static constexpr bool kInPlace           whether an output may be an input
 //   template <int kN> static __device__ void apply(const Packet<T, kN> (&in)[kInputs], Packet<T, kN> (&out)[kOutputs])
 #pragma once
 
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
     Packet<T, kN> in[Op::kInputs];
     Packet<T, kN> out[Op::kOutputs];
 #pragma unroll
-    for (int t = 0; t < Op::kInputs; ++t) in[t] = load_once<T, kN>(pointers.in[t] + offsets[t]);
+    for (int t = 0; t < Op::kInputs; ++t) in[t] = load<T, kN, Op::kInPlace>(pointers.in[t] + offsets[t]);
     Op::template apply<kN>(in, out);
 #pragma unroll
     for (int t = 0; t < Op::kOutputs; ++t) store<T, kN>(pointers.out[t] + offsets[Op::kInputs + t], out[t]);
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t offset = walk.packets * kN + threadIdx.x;
       Packet<T, 1> in[Op::kInputs];
       Packet<T, 1> out[Op::kOutputs];
-      for (int t = 0; t < Op::kInputs; ++t) in[t] = load_once<T, 1>(pointers.in[t] + offset);
+      for (int t = 0; t < Op::kInputs; ++t) in[t] = load<T, 1, Op::kInPlace>(pointers.in[t] + offset);
       Op::template apply<1>(in, out);
       for (int t = 0; t < Op::kOutputs; ++t) store<T, 1>(pointers.out[t] + offset, out[t]);
     }

@@ -1,4 +1,5 @@
-// Global memory in packets of up to 16 bytes. No thread reads what another has read, so loads take the read-only path.
+// Global memory in packets of up to 16 bytes. No thread reads what another has read, so loads take the read-only path,
+// unless the kernel writes where it reads.
 // Hints that keep the data out of L1 (no_allocate, evict-first) were measured 4 % slower (docs/measured.md). Outputs
 // are left to L2, where the next operator looks first.
 #pragma once
@@ -10,14 +11,15 @@
 
 namespace geglu::cuda {
 
-template <typename T, int kN>
-__device__ __forceinline__ Packet<T, kN> load_once(const T* pointer) {
+template <typename T, int kN, bool kWritten = false>
+__device__ __forceinline__ Packet<T, kN> load(const T* pointer) {
   constexpr int kBytes = sizeof(T) * kN;
   static_assert(kBytes == 2 || kBytes == 4 || kBytes == 8 || kBytes == 16, "one access must move a packet");
   using Word =
       std::conditional_t<kBytes == 16, uint4,
                          std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
-  const Word word = __ldg(reinterpret_cast<const Word*>(pointer));
+  const Word* const address = reinterpret_cast<const Word*>(pointer);
+  const Word word = kWritten ? *address : __ldg(address);
   return *reinterpret_cast<const Packet<T, kN>*>(&word);
 }
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tools.sweep import suites
+from tools.sweep import linear, suites
 from tools.sweep.model import Bar, Case, Row, floor_micros, row_values
 
 
@@ -74,6 +74,7 @@ def test_every_bar_refers_to_what_its_suite_measures(suite, device):
         for form in ("tanh", "none"):
             for name in ("equal", "ulp", "gelu ulp", "error", "eager error", "tail", "eager tail"):
                 known.add(f"accuracy {dtype} {form}: {name}")
+    known |= {linear.memory_name(case, who) for case in found.memory for who in ("ours", "eager")}
     for bar in found.bars:
         assert bar.top in known
         assert not bar.bottom or bar.bottom in known

@@ -1,11 +1,12 @@
 """One case from inputs to rows: check every provider against fp64, then let those that are right take turns."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from . import reference, timing
+from .linear import LinearInputs
 from .model import FAILED, NOT_AVAILABLE, Case, Row
 from .providers import EAGER, OURS, UNPACKED, Call, Inputs, Peers, Unavailable, make_inputs, make_provider, nothing
 
@@ -62,7 +63,7 @@ def _set_count(case: Case, lab: Lab) -> int:
 
 def _eager_errors(case: Case, lab: Lab, inputs: Inputs) -> list[float]:
     # Also where eager does not take part, or cannot in this mode: it sets the bound for the others.
-    plain = Case(case.op, case.rows, case.cols, (EAGER,), "wall", case.form, case.dtype)
+    plain = replace(case, providers=(EAGER,), mode="wall", tuned=False)
     results = make_provider(EAGER, plain, lab.peers).bind(inputs).run()
     return reference.relative_errors(plain, inputs, _as_tuple(results))
 
@@ -88,15 +89,23 @@ def _strain(error: float, limit: float) -> float:
     return error / limit if error == error else float("inf")
 
 
-def _poison(inputs: Inputs) -> None:
+def _poison(inputs: Inputs | LinearInputs) -> None:
     """Leave NaN in the memory that the allocator hands out next, so that an unwritten element cannot look right."""
-    blocks = [torch.full_like(inputs.gate, float("nan"), memory_format=torch.contiguous_format) for _ in range(3)]
+    like = inputs.grad if isinstance(inputs, LinearInputs) else inputs.gate
+    blocks = [torch.full_like(like, float("nan"), memory_format=torch.contiguous_format) for _ in range(3)]
     del blocks
 
 
 def _time(case: Case, lab: Lab, turns: timing.Turns, sets: int) -> timing.Samples:
     if case.mode == "event":
-        return timing.device_times(turns, lab.budget, between=lab.flush)
+        # A forward and a backward pass keep the host busy for longer than one flush keeps the device.
+        flushes = 16 if case.op == "linear_train" else 1
+
+        def flush() -> None:
+            for _ in range(flushes):
+                lab.flush()
+
+        return timing.device_times(turns, lab.budget, between=flush)
     if case.mode == "graph":
         return timing.device_times(turns, lab.budget, per_run=sets)
     if case.mode == "host":

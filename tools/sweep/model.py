@@ -11,8 +11,10 @@ TENSORS_MOVED = {
     "geglu_backward": 5,  # grad, gate, up -> grad_gate, grad_up
 }
 
-OPS = tuple(TENSORS_MOVED)
+LINEAR_OPS = ("linear", "linear_train")
+OPS = (*TENSORS_MOVED, *LINEAR_OPS)
 FORMS = ("tanh", "none")
+LINEAR_FORMS = (*FORMS, "bias")  # "bias": no activation
 MODES = ("event", "graph", "host", "wall")
 
 OK, FAILED, NOT_AVAILABLE = "ok", "FAILED", "n/a"
@@ -20,7 +22,11 @@ OK, FAILED, NOT_AVAILABLE = "ok", "FAILED", "n/a"
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time: an op on (rows, cols) halves of `dtype`, with the providers that take turns."""
+    """One thing to time: an op on (rows, cols) halves of `dtype`, with the providers that take turns.
+
+    The linear ops multiply (rows, inner) by (inner, cols). With `tuned`, our algorithms are measured before the clock
+    starts; untuned cases of the same shape must come earlier in a run.
+    """
 
     op: str
     rows: int
@@ -29,11 +35,13 @@ class Case:
     mode: str
     form: str = "tanh"
     dtype: str = "bfloat16"
+    inner: int = 0
+    tuned: bool = False
 
     def __post_init__(self):
         for name, value, allowed in (
             ("op", self.op, OPS),
-            ("form", self.form, FORMS),
+            ("form", self.form, LINEAR_FORMS if self.op in LINEAR_OPS else FORMS),
             ("mode", self.mode, MODES),
             ("dtype", self.dtype, tuple(ITEM_BYTES)),
         ):
@@ -41,23 +49,30 @@ class Case:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
         if self.rows < 1 or self.cols < 1:
             raise ValueError(f"rows and cols must be positive, got {self.rows} x {self.cols}")
+        if (self.inner > 0) != (self.op in LINEAR_OPS):
+            raise ValueError(f"inner must be positive for a linear op and 0 for any other, got {self.inner}")
 
     @property
     def direction(self) -> str:
-        return "backward" if self.op == "geglu_backward" else "forward"
+        return {"geglu_backward": "backward", "linear_train": "both"}.get(self.op, "forward")
 
     @property
     def shape(self) -> str:
-        return f"{self.rows}x{self.cols}"
+        return f"{self.rows}x{self.inner}x{self.cols}" if self.inner else f"{self.rows}x{self.cols}"
 
     @property
     def minimal_bytes(self) -> int:
         """Bytes that must move: every input read once, every output written once."""
+        if self.inner:
+            # x, weight, bias and out; in training also grad_out, and a gradient for each of the first three.
+            inputs = self.rows * self.inner + self.cols * self.inner + self.cols
+            steps = 2 if self.op == "linear_train" else 1
+            return steps * (inputs + self.rows * self.cols) * ITEM_BYTES[self.dtype]
         return TENSORS_MOVED[self.op] * self.rows * self.cols * ITEM_BYTES[self.dtype]
 
     @property
     def label(self) -> str:
-        return f"{self.op} {self.shape} {self.dtype} {self.form} {self.mode}"
+        return f"{self.op} {self.shape} {self.dtype} {self.form} {self.mode}" + (" tuned" if self.tuned else "")
 
     def value_name(self, who: str) -> str:
         """The name under which the time of provider `who` (or "floor") goes into the measured values."""

@@ -3,16 +3,16 @@
 from pathlib import Path
 
 from .model import Case, Row, floor_micros
-from .providers import COMPILE, EAGER, LIGER, MUL, OURS, UNPACKED
+from .providers import ADDMM, COMPILE, EAGER, LIGER, LINEAR, MUL, OURS, UNPACKED
 from .report import Report, write_whole
 
 _COLUMNS = 3
-_COLOURS = {OURS: "C0", EAGER: "C1", COMPILE: "C2", LIGER: "C3", MUL: "C4", UNPACKED: "C5"}
+_COLOURS = {OURS: "C0", EAGER: "C1", COMPILE: "C2", LIGER: "C3", MUL: "C4", UNPACKED: "C5", LINEAR: "C6", ADDMM: "C7"}
 
 
 def title(case: Case) -> str:
     """The panel that a case belongs to."""
-    return f"{case.op} {case.form} {case.dtype} ({case.mode})"
+    return f"{case.op} {case.form} {case.dtype} ({case.mode})" + (" tuned" if case.tuned else "")
 
 
 def panels(rows: list[Row]) -> dict[str, dict[str, list[tuple[int, float]]]]:

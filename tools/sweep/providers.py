@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .model import Case
+from . import linear
+from .linear import ADDMM, EAGER, LINEAR, OURS, LinearInputs
+from .model import LINEAR_OPS, Case
 
-OURS, EAGER, COMPILE, LIGER = "ours", "eager", "compile", "liger"
+COMPILE, LIGER = "compile", "liger"
 MUL = "torch.mul"  # the cheapest op with the same inputs and output
 UNPACKED = "ours, two tensors"  # geglu on contiguous copies of the packed halves
 
@@ -46,7 +48,7 @@ class Call:
 class Provider:
     """`bind` turns an input set into a Call. `checked`: computes the op, so its numbers must be right."""
 
-    bind: Callable[[Inputs], Call]
+    bind: Callable[[Inputs | LinearInputs], Call]
     checked: bool = True
 
 
@@ -60,8 +62,10 @@ class Peers:
     compile: bool = True
 
 
-def make_inputs(case: Case, device: torch.device, seed: int) -> Inputs:
+def make_inputs(case: Case, device: torch.device, seed: int) -> Inputs | LinearInputs:
     """A fresh set of N(0, 1) inputs. Every tensor is an allocation of its own, aligned as a user's would be."""
+    if case.op in LINEAR_OPS:
+        return linear.make_inputs(case, device, seed)
     generator = torch.Generator(device=device).manual_seed(seed)
     dtype = getattr(torch, case.dtype)
 
@@ -87,6 +91,8 @@ def _eager_geglu(gate: torch.Tensor, up: torch.Tensor, form: str) -> torch.Tenso
 
 def _ours(case: Case, peers: Peers) -> Provider:
     kernel = peers.kernel
+    if case.op in LINEAR_OPS:
+        return Provider(lambda i: Call(linear.ours(case, kernel, i)))
     if case.op == "geglu":
         return Provider(lambda i: Call(partial(kernel.geglu, i.gate, i.up, approximate=case.form)))
     if case.op == "geglu_packed":
@@ -105,6 +111,8 @@ def _unpacked(case: Case, peers: Peers) -> Provider:
 
 
 def _eager(case: Case, peers: Peers) -> Provider:
+    if case.op in LINEAR_OPS:
+        return Provider(lambda i: Call(linear.composed(case, i)))
     if case.direction == "forward":
         return Provider(lambda i: Call(partial(_eager_geglu, i.gate, i.up, case.form)))
     if case.mode == "graph":
@@ -153,6 +161,17 @@ def _liger(case: Case, peers: Peers) -> Provider:
     return Provider(bind)
 
 
+def _linear(case: Case, peers: Peers) -> Provider:
+    return Provider(lambda i: Call(partial(F.linear, *i.forward)), checked=case.form == "bias")
+
+
+def _addmm(case: Case, peers: Peers) -> Provider:
+    if case.form != "tanh":
+        raise Unavailable("has the tanh form only")
+    # On the CPU the same function computes the exact form.
+    return Provider(lambda i: Call(linear.addmm_activation(i)), checked=False)
+
+
 def _mul(case: Case, peers: Peers) -> Provider:
     return Provider(lambda i: Call(partial(torch.mul, i.gate, i.up)), checked=False)
 
@@ -164,4 +183,6 @@ _MAKERS = {
     COMPILE: _compiled,
     LIGER: _liger,
     MUL: _mul,
+    LINEAR: _linear,
+    ADDMM: _addmm,
 }

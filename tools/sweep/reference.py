@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from .model import Case
+from . import linear
+from .model import LINEAR_OPS, Case
 
 # A provider may be this much further from fp64 than eager torch is.
 EAGER_MARGIN = 1.05
@@ -49,6 +50,8 @@ def relative_errors(case: Case, inputs, results: tuple[torch.Tensor, ...]) -> li
 
     Raises ValueError when the number, shape or dtype of the results is not the op's.
     """
+    if case.op in LINEAR_OPS:
+        return _linear_errors(case, inputs, results)
     want = 1 if case.direction == "forward" else 2
     if len(results) != want:
         raise ValueError(f"expected {want} result(s), got {len(results)}")
@@ -67,6 +70,20 @@ def relative_errors(case: Case, inputs, results: tuple[torch.Tensor, ...]) -> li
             off[index] += (results[index][rows].double() - truth).square().sum().item()
             norm[index] += truth.square().sum().item()
     return [math.sqrt(o / n) for o, n in zip(off, norm, strict=True)]
+
+
+def _linear_errors(case: Case, inputs, results: tuple[torch.Tensor, ...]) -> list[float]:
+    truths = linear.expected(case, inputs, gelu, gelu_derivative)
+    if len(results) != len(truths):
+        raise ValueError(f"expected {len(truths)} result(s), got {len(results)}")
+    errors = []
+    for result, truth in zip(results, truths, strict=True):
+        if result.shape != truth.shape or result.dtype != inputs.x.dtype:
+            raise ValueError(
+                f"expected a result of {tuple(truth.shape)} {inputs.x.dtype}, got {tuple(result.shape)} {result.dtype}"
+            )
+        errors.append(((result.double() - truth).norm() / truth.norm()).item())
+    return errors
 
 
 def bound(eager_errors: list[float]) -> list[float]:

@@ -26,6 +26,9 @@ NOTES = (
     """wall: the host's clock around one call, for the CPU.""",
     """backward is the kernel alone: ours by its private op, liger by geglu_backward on copies refilled before each
     call outside the timed region (it writes over its inputs), eager by autograd.grad on a retained graph.""",
+    """linear: shapes are rows x inner x cols; the floor counts bytes alone, so large products are far above it by the
+    arithmetic they need. linear_train is forward and backward. Tuned rows come after all untuned ones of the run, and
+    are measured after `tune`.""",
     """geglu_packed: liger copies the two halves to contiguous tensors first, inside the timed call.""",
 )
 

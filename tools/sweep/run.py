@@ -4,11 +4,12 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from . import ceilings, environment, plot, probes, report, suites, timing
+from . import ceilings, environment, linear, plot, probes, report, suites, timing
 from .measure import Lab, measure
 from .model import FAILED, Case, Row, row_values
 from .report import END_BANDWIDTH
@@ -39,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
     found.values |= row_values(found.rows, found.bandwidth)
     found.bars += suite.bars
     _attempt(found, END_BANDWIDTH, lambda: {END_BANDWIDTH: ceilings.copy_bandwidth(device)})
+    for case in suite.memory:
+        _attempt(found, f"peak memory: {case.label}", partial(linear.peak_memory, peers.kernel, device, case))
     if suite.probes:
         _probe(found, peers.kernel, device, repo)
     _finish(found, options.out)

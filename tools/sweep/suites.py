@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from .linear import memory_name
 from .model import FORMS, Bar, Case
-from .providers import COMPILE, EAGER, LIGER, MUL, OURS, UNPACKED
+from .providers import ADDMM, COMPILE, EAGER, LIGER, LINEAR, MUL, OURS, UNPACKED
 
 MEGABYTE = 1e6
 
@@ -18,6 +19,7 @@ class Suite:
     cases: tuple[Case, ...]
     bars: tuple[Bar, ...] = field(default=())
     probes: bool = False
+    memory: tuple[Case, ...] = field(default=())  # training steps whose peak memory is measured
 
 
 def quick(device: str) -> Suite:
@@ -51,7 +53,12 @@ def issue2(device: str) -> Suite:
     return Suite(tuple(cases), tuple(bars + _startup_bars() + _accuracy_bars()), probes=True)
 
 
-SUITES = {"quick": quick, "issue2": issue2}
+def issue3(device: str) -> Suite:
+    """The must-reach table of the linear layer."""
+    return _issue3_cpu() if device == "cpu" else _issue3_cuda()
+
+
+SUITES = {"quick": quick, "issue2": issue2, "issue3": issue3}
 
 
 def free(
@@ -126,6 +133,63 @@ def _issue2_cpu() -> tuple[list[Case], list[Bar]]:
     tanh = Case("geglu", 1024, 11008, (OURS, EAGER, COMPILE), "wall")
     exact = Case("geglu", 1024, 11008, (OURS, EAGER, COMPILE), "wall", form="none")
     return [tanh, exact], [_faster(tanh, EAGER, 3.0), _faster(tanh, COMPILE, 2.5), _faster(exact, EAGER, 1.5)]
+
+
+# rows, inner, cols
+_BLOG, _WIDE = (8192, 768, 3072), (8192, 4096, 16384)
+_LINEAR_SHAPES = ((1024, 32, 64), _BLOG, (8192, 1024, 4096), _WIDE, (16, 4096, 16384))
+
+
+def _linear(
+    shape: tuple[int, int, int], form: str, mode: str = "event", *, op: str = "linear", tuned: bool = False
+) -> Case:
+    rows, inner, cols = shape
+    names = [OURS, EAGER]
+    if op == "linear":
+        names = [OURS, LINEAR] if form == "bias" else [OURS, LINEAR, EAGER]
+        names += [ADDMM] if form == "tanh" else []
+    return Case(op, rows, cols, tuple(names), mode, form, inner=inner, tuned=tuned)
+
+
+def _issue3_cuda() -> Suite:
+    forms = ("bias", "tanh", "none")
+    plain = {(form, shape): _linear(shape, form) for form in forms for shape in _LINEAR_SHAPES}
+    tuned = {(form, shape): _linear(shape, form, tuned=True) for form in forms for shape in _LINEAR_SHAPES}
+    host = {form: _linear(_LINEAR_SHAPES[0], form, "host") for form in forms}
+    train = [
+        _linear(_BLOG, form, op="linear_train", tuned=after) for after in (False, True) for form in ("tanh", "none")
+    ]
+    bars = []
+    for shape in _LINEAR_SHAPES:
+        bars += [_against(plain["bias", shape], LINEAR, 1.02), _against(tuned["bias", shape], LINEAR, 1.00)]
+        bars += [_against(case["none", shape], EAGER, 1.00) for case in (plain, tuned)]
+    bars += [
+        _against(tuned["tanh", _BLOG], LINEAR, 1.05),
+        _against(tuned["tanh", _BLOG], EAGER, 0.70),
+        _against(tuned["tanh", _BLOG], ADDMM, 0.93),
+        _against(tuned["tanh", _WIDE], LINEAR, 1.03),
+        _against(tuned["none", _BLOG], EAGER, 0.85),
+        *(_against(case, LINEAR, 1.1) for case in host.values()),
+    ]
+    for case in train:
+        if case.form == "tanh":
+            bars += [_against(case, EAGER, 0.85), _memory_bar(case)]
+    cases = (*plain.values(), *host.values(), *train[:2], *tuned.values(), *train[2:])
+    return Suite(cases, tuple(bars), memory=tuple(train))
+
+
+def _issue3_cpu() -> Suite:
+    shape = (256, 768, 3072)
+    cases = [_linear(shape, form, "wall") for form in ("bias", "tanh", "none")]
+    train = [_linear(shape, form, "wall", op="linear_train") for form in ("tanh", "none")]
+    # Small, so that the cost of a call shows.
+    cases += [_linear((1, 32, 64), form, "wall") for form in ("bias", "tanh")]
+    return Suite((*cases, *train))
+
+
+def _memory_bar(case: Case) -> Bar:
+    what = f"{case.label}: peak memory, ours / eager"
+    return Bar(what, memory_name(case, OURS), 0.99, bottom=memory_name(case, EAGER))
 
 
 def _startup_bars() -> list[Bar]:

@@ -14,7 +14,7 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _KAPPA = 0.044715
 
 
-def _derivatives(x: torch.Tensor, tanh: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def derivatives(x: torch.Tensor, tanh: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """gelu(x), gelu'(x) and gelu''(x), in x's dtype, differentiable.
 
     tanh:  gelu = x*s, s = sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715*x^3)
@@ -37,7 +37,7 @@ def _derivatives(x: torch.Tensor, tanh: bool) -> tuple[torch.Tensor, torch.Tenso
 
 def _double_backward(grad_out, gate, up, tanh, grad_grad_gate, grad_grad_up):
     """Gradients for (grad_out, gate, up) of grad_gate = grad_out*up*gelu'(gate), grad_up = grad_out*gelu(gate)."""
-    value, first, second = _derivatives(gate, tanh)
+    value, first, second = derivatives(gate, tanh)
     for_grad_out = grad_grad_gate * up * first + grad_grad_up * value
     for_gate = grad_out * (grad_grad_gate * up * second + grad_grad_up * first)
     for_up = grad_grad_gate * grad_out * first

@@ -1,10 +1,11 @@
-"""The public functions."""
+"""The gated functions."""
 
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from ._ops import ops
+from .arguments import explained
 from .autograd import GeGLU, GeGLUPacked
 
 
@@ -37,7 +38,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, *, approximate: str = "tanh") ->
             return GeGLU.apply(gate, up, tanh)
         return ops.geglu.default(gate, up, tanh)
     except (AttributeError, NotImplementedError) as error:
-        raise _explained(error, "geglu", gate=gate, up=up) from error
+        raise explained(error, "geglu", gate=gate, up=up) from error
 
 
 def geglu_packed(x: torch.Tensor, *, approximate: str = "tanh", gate_first: bool = True) -> torch.Tensor:
@@ -67,7 +68,7 @@ def geglu_packed(x: torch.Tensor, *, approximate: str = "tanh", gate_first: bool
             return GeGLUPacked.apply(x, tanh, gate_first)
         return ops.geglu_packed.default(x, tanh, gate_first)
     except (AttributeError, NotImplementedError) as error:
-        raise _explained(error, "geglu_packed", x=x) from error
+        raise explained(error, "geglu_packed", x=x) from error
 
 
 def gelu_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -112,21 +113,8 @@ def _write_packed(name: str, out: torch.Tensor, x: torch.Tensor) -> torch.Tensor
                     )
         getattr(ops, name).default(out, x)
     except (AttributeError, NotImplementedError) as error:
-        raise _explained(error, name, out=out, x=x) from error
+        raise explained(error, name, out=out, x=x) from error
     # The operator wrote through the raw pointer; whoever saved `out` for a backward pass must learn of it.
     if not torch.compiler.is_compiling() and not out.is_inference():
         torch.autograd.graph.increment_version(out)
     return out
-
-
-def _explained(error: Exception, name: str, **arguments: object) -> Exception:
-    """The error that names the argument, if one of them is to blame, else ``error`` itself."""
-    for argument, value in arguments.items():
-        if not isinstance(value, torch.Tensor):
-            return TypeError(f"{name}: {argument} must be a tensor, but is {type(value).__name__}")
-    for argument, value in arguments.items():
-        if value.layout != torch.strided or value.is_nested:
-            return NotImplementedError(f"{name}: {argument} must be a dense tensor, but its layout is {value.layout}")
-        if value.device.type not in ("cpu", "cuda"):
-            return NotImplementedError(f"{name}: {argument} must be on a cpu or cuda device, but is on {value.device}")
-    return error

@@ -8,6 +8,7 @@ from torch import nn
 
 from .blocks import gated_mlp
 from .functional import geglu_packed
+from .linear_blocks import gelu_conv1d_mlp, gelu_intermediate, gelu_mlp
 
 
 class GeGLUMLP(nn.Module):
@@ -90,3 +91,56 @@ class GeluTanhAndMul(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return geglu_packed(x, approximate="tanh")
+
+
+class GELUMLP(nn.Module):
+    """fc2(gelu(fc1(hidden_states))) for SiglipMLP, CLIPMLP, ViTMLP and every block of that form.
+
+    The host has fc1, activation_fn and fc2. fc1 and the activation are one operation if fc1 is a plain nn.Linear and
+    activation_fn exact or tanh GELU; else they run as the host has them.
+
+    Shapes:
+        hidden_states: (..., hidden_size), any dtype the projections take
+        returns: (..., hidden_size)
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return gelu_mlp(self, hidden_states)
+
+
+class GELUIntermediate(nn.Module):
+    """gelu(dense(hidden_states)) for BertIntermediate and every block of that form.
+
+    The host has dense and intermediate_act_fn; what is fused, and when, is as for GELUMLP.
+
+    Shapes:
+        hidden_states: (..., hidden_size), any dtype the projection takes
+        returns: (..., intermediate_size)
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return gelu_intermediate(self, hidden_states)
+
+
+class GELUConv1DMLP(nn.Module):
+    """dropout(c_proj(gelu(c_fc(hidden_states)))) for GPT2MLP and every block of that form.
+
+    The host has c_fc, act, c_proj and dropout. c_fc is transformers' Conv1D, whose (in, out) weight is read as it
+    lies, or a plain nn.Linear; what is fused, and when, is as for GELUMLP.
+
+    Shapes:
+        hidden_states: (..., hidden_size), any dtype the projections take
+        returns: (..., hidden_size)
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return gelu_conv1d_mlp(self, hidden_states)

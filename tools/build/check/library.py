@@ -40,7 +40,7 @@ def check_library(library: Library, name: VariantName, declared_archs: list[str]
     problems += _check_needed(library, name.cuda_major)
     problems += _check_versions(library.imports)
     problems += _check_symtab(library)
-    problems += _check_torch(library.imports, name.stable_abi)
+    problems += _check_torch(library.imports, name)
     problems += _check_archs(library, declared_archs)
     problems += _check_paths(library)
     return problems
@@ -79,11 +79,16 @@ def _check_symtab(library: Library) -> list[str]:
     ]
 
 
-def _check_torch(imports: list[Import], target: tuple[int, int]) -> list[str]:
-    """Every import without a version has to be Python's, or a shim that the target version of torch already has."""
-    shims, problems = shim_versions(), []
+def _check_torch(imports: list[Import], name: VariantName) -> list[str]:
+    """Every import without a version has to be Python's, or a shim that the target version of torch already has.
+
+    A CUDA variant may ask for cuBLASLt, which a CUDA build of torch loads, if it can do without: by weak symbols.
+    """
+    target, shims, problems = name.stable_abi, shim_versions(), []
     for symbol in imports:
         if symbol.version is not None or symbol.name in _OPTIONAL or symbol.name.startswith(("Py", "_Py")):
+            continue
+        if name.cuda_major and symbol.weak and symbol.name.startswith("cublasLt"):
             continue
         needed = shims.get(symbol.name)
         if needed is None:

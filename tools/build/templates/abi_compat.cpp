@@ -8,6 +8,7 @@
 
 #include <exception>
 #include <iostream>
+#include <new>
 #include <sstream>
 #include <string>
 
@@ -15,6 +16,9 @@
 template class std::basic_stringbuf<char>;
 template class std::basic_ostringstream<char>;
 template class std::basic_stringstream<char>;
+
+// What containers call when they are asked for more than there is address space (GLIBCXX_3.4.29).
+void std::__throw_bad_array_new_length() { throw std::bad_array_new_length(); }
 
 extern "C" {
 

@@ -1,0 +1,52 @@
+"""What a live module is: its GELU form, and whether calling it does no more than its class's forward."""
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+
+# Names of the classes in transformers.activations -> `approximate`. Those behind gelu_new and gelu_fast are the tanh
+# form written out in single operations.
+_TRANSFORMERS_GELU = {
+    "GELUActivation": "none",
+    "GELUTanh": "tanh",
+    "PytorchGELUTanh": "tanh",
+    "NewGELUActivation": "tanh",
+    "FastGELUActivation": "tanh",
+}
+FUSED_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
+FUSED_DEVICES = frozenset(("cpu", "cuda"))
+
+gelu_tanh = partial(nn.functional.gelu, approximate="tanh")
+
+
+def gelu_form(activation: object) -> str | None:
+    """``approximate`` of a live activation module or function if it is exact or tanh GELU, else None.
+
+    A module with hooks is not recognised either: the fused kernel would pass them by.
+    """
+    if activation is nn.functional.gelu:
+        return "none"
+    if activation is gelu_tanh:
+        return "tanh"
+    if not isinstance(activation, nn.Module) or is_customized(activation):
+        return None
+    kind = type(activation)
+    if kind is nn.GELU:
+        return activation.approximate
+    if kind.__module__ == "transformers.activations":
+        return _TRANSFORMERS_GELU.get(kind.__name__)
+    return None
+
+
+def is_customized(module: nn.Module) -> bool:
+    """Whether calling the module does more than its class's forward."""
+    return bool(
+        "forward" in module.__dict__
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _has_any_global_hook()
+    )

@@ -1,0 +1,98 @@
+"""Plain GELU feed-forward blocks: act(fc1(x)) as one operation where fc1 is nothing but a product with a weight."""
+
+import torch
+from torch import nn
+
+from .activations import FUSED_DEVICES, FUSED_DTYPES, gelu_form, is_customized
+from .blocks import host_forward, report
+from .formula import INPUT, recognizer
+from .linear import linear
+
+_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_tanh"}
+
+_is_plain_mlp = recognizer(frozenset(("fc1", "activation_fn", "fc2")), (("fc2", ("activation_fn", ("fc1", INPUT))),))
+_is_plain_intermediate = recognizer(
+    frozenset(("dense", "intermediate_act_fn")), (("intermediate_act_fn", ("dense", INPUT)),)
+)
+_is_plain_conv1d_mlp = recognizer(
+    frozenset(("c_fc", "act", "c_proj", "dropout")), (("dropout", ("c_proj", ("act", ("c_fc", INPUT)))),)
+)
+
+
+def gelu_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """fc2(activation_fn(fc1(x)))."""
+    if not _is_plain_mlp(type(module)):
+        return host_forward(module, x, "its forward is not fc2(activation_fn(fc1(x)))", _unfused_mlp)
+    return module.fc2(_activated(module, module.fc1, module.activation_fn, x))
+
+
+def gelu_intermediate(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """intermediate_act_fn(dense(x))."""
+    if not _is_plain_intermediate(type(module)):
+        return host_forward(module, x, "its forward is not intermediate_act_fn(dense(x))", _unfused_intermediate)
+    return _activated(module, module.dense, module.intermediate_act_fn, x)
+
+
+def gelu_conv1d_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """dropout(c_proj(act(c_fc(x))))."""
+    if not _is_plain_conv1d_mlp(type(module)):
+        return host_forward(module, x, "its forward is not dropout(c_proj(act(c_fc(x))))", _unfused_conv1d_mlp)
+    return module.dropout(module.c_proj(_activated(module, module.c_fc, module.act, x)))
+
+
+def _unfused_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return module.fc2(module.activation_fn(module.fc1(x)))
+
+
+def _unfused_intermediate(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return module.intermediate_act_fn(module.dense(x))
+
+
+def _unfused_conv1d_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return module.dropout(module.c_proj(module.act(module.c_fc(x))))
+
+
+def _activated(module: nn.Module, projection: nn.Module, activation: object, x: torch.Tensor) -> torch.Tensor:
+    """activation(projection(x)): one operation, or the two calls where one of them is something else."""
+    form = gelu_form(activation)
+    weight = None if form is None else _plain_weight(projection)
+    if weight is not None and _fusable(x, weight, projection.bias):
+        return linear(x, weight, projection.bias, activation=_ACTIVATIONS[form])
+    if form is None:
+        report(module, f"its activation {activation!r} is not plain GELU")
+    elif weight is None:
+        report(module, f"its projection {projection!r} is more than a product with a weight")
+    return activation(projection(x))
+
+
+def _plain_weight(projection: nn.Module) -> torch.Tensor | None:
+    """The (N, K) weight of a module that multiplies by it and adds its bias, else None.
+
+    Only the exact classes, without hooks: an adapter, a parametrization, a quantized or sharded weight would be passed
+    by. transformers' Conv1D keeps its weight as (K, N), of which this is a view.
+    """
+    kind = type(projection)
+    is_conv1d = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+    if (kind is not nn.Linear and not is_conv1d) or is_customized(projection):
+        return None
+    for parameter in (projection.weight, projection.bias):
+        if parameter is not None and type(parameter) not in (nn.Parameter, torch.Tensor):
+            return None
+    return projection.weight.t() if is_conv1d else projection.weight
+
+
+def _fusable(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether ``linear`` takes them; what it refuses is left to the host, and so are the host's errors."""
+    if type(x) is not torch.Tensor or x.device.type not in FUSED_DEVICES or x.layout != torch.strided:
+        return False
+    casts = torch.is_autocast_enabled(x.device.type)
+    return x.dim() > 0 and all(
+        tensor is None
+        or (
+            (casts or tensor.dtype == x.dtype)
+            and tensor.dtype in FUSED_DTYPES
+            and tensor.device == x.device
+            and tensor.layout == torch.strided
+        )
+        for tensor in (x, weight, bias)
+    )
