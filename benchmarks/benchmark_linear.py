@@ -1,7 +1,7 @@
 """Smoke benchmark of `linear` for `kernels benchmark ./`: bias and GELU in the matrix product against eager torch.
 
-The runner compares with an absolute tolerance of 1e-2, so the weights are small enough that results stay below 1, where
-two bf16 rounding steps are less than that.
+The runner compares with an absolute tolerance of 1e-2, so the weights are small enough that results stay below 1,
+where two bf16 rounding steps are less than that.
 """
 
 import torch
