@@ -111,6 +111,36 @@ def assert_same_block(layer, host, x):
         assert (mine - theirs).abs().max() <= allowed
 
 
+class LoRA(nn.Module):
+    """A linear layer with a low-rank adapter beside it, wrapped as PEFT does; B is not zero."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer = base
+        # transformers' Conv1D has no such names, and keeps its weight as (in, out).
+        inputs, outputs = (
+            (base.in_features, base.out_features) if isinstance(base, nn.Linear) else tuple(base.weight.shape)
+        )
+        self.lora_A = nn.Linear(inputs, 4, bias=False)
+        self.lora_B = nn.Linear(4, outputs, bias=False)
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+    @property
+    def bias(self):
+        return self.base_layer.bias
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
 def count_calls(monkeypatch, kernel):
     """Counts what reaches the fused function from the layers' module."""
     blocks = importlib.import_module(kernel.layers.gated_mlp.__module__)

@@ -3,7 +3,7 @@
 import hosts
 import pytest
 import torch
-from hosts import GatedMLP, assert_same_block, count_calls, pair
+from hosts import Doubled, GatedMLP, LoRA, assert_same_block, count_calls, pair
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -40,28 +40,6 @@ def test_a_hook_that_changes_the_output(kernel, device, x, where):
     getattr(host, where).register_forward_hook(lambda module, inputs, output: output * 3)
     host, layer = pair(kernel, host, device)
     assert_same_block(layer, host, x)
-
-
-class LoRA(nn.Module):
-    """A linear layer with a low-rank adapter beside it, wrapped as PEFT does; B is not zero."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base_layer = base
-        self.lora_A = nn.Linear(base.in_features, 4, bias=False)
-        self.lora_B = nn.Linear(4, base.out_features, bias=False)
-
-    @property
-    def weight(self):
-        return self.base_layer.weight
-
-    def forward(self, x):
-        return self.base_layer(x) + self.lora_B(self.lora_A(x))
-
-
-class Doubled(nn.Module):
-    def forward(self, weight):
-        return 2 * weight
 
 
 ADAPTERS = {

@@ -8,7 +8,7 @@ import hosts
 import package
 import pytest
 import torch
-from hosts import assert_same_block, stand_in
+from hosts import Doubled, LoRA, assert_same_block, stand_in
 from kernels import (
     KernelizeFallback,
     LocalLayerRepository,
@@ -191,29 +191,6 @@ def test_global_hooks_keep_firing(kernel, device, x, calls, name):
         finally:
             handle.remove()
     assert seen["host"] == seen["layer"] and calls == []
-
-
-class LoRA(nn.Module):
-    def __init__(self, base):
-        super().__init__()
-        self.base_layer = base
-        self.lora_A, self.lora_B = nn.Linear(HIDDEN, 4, bias=False), nn.Linear(4, INTERMEDIATE, bias=False)
-
-    @property
-    def weight(self):
-        return self.base_layer.weight
-
-    @property
-    def bias(self):
-        return self.base_layer.bias
-
-    def forward(self, x):
-        return self.base_layer(x) + self.lora_B(self.lora_A(x))
-
-
-class Doubled(nn.Module):
-    def forward(self, weight):
-        return 2 * weight
 
 
 class Subclass(nn.Linear):

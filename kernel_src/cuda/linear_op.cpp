@@ -107,6 +107,10 @@ bool fits(const Matrix& left, const Matrix& right, DType dtype) {
   return a && b && aligned(*a, dtype) && aligned(*b, dtype) && right.cols * element_size(dtype) % kAlignment == 0;
 }
 
+std::shared_ptr<lt::Plan> plan_for(const Product& product, const OnDevice& on) {
+  return lt::find_plan(product.gemm, product.buffers, handle_for(on.device()));
+}
+
 bool run(lt::Plan& plan, const Product& product, const OnDevice& on) {
   std::optional<Tensor> workspace;
   if (plan.workspace_size() > 0) workspace = empty_bytes(plan.workspace_size(), on.device());
@@ -126,6 +130,12 @@ bool has_products(DType dtype, bool allow_tf32) {
   return type && lt::available();
 }
 
+// out = gelu(pre), both contiguous; out may be pre.
+void apply_gelu(const Tensor& pre, const Tensor& out, DType dtype, bool tanh, const OnDevice& on) {
+  on.check(launch_gelu({pre.data_ptr(), out.data_ptr(), dtype, tanh, flat_rows<GeluForward::kTensors>(out.numel())},
+                       on.stream()));
+}
+
 // A forward pass through cuBLASLt, ready to run.
 class Forward {
  public:
@@ -133,11 +143,8 @@ class Forward {
   Forward(const LinearCall& call, const Tensor& out, const Tensor* pre, const OnDevice& on)
       : on_(on), call_(call), out_(out), pre_(pre), x_(call.x), weight_(call.weight) {
     const Matrix weight = weight_.matrix().transposed();
+    if (!fits(x_.matrix(), weight, call.dtype)) return;
     product_ = make_product(x_.matrix(), weight, out.data_ptr(), call.dtype, call.allow_tf32, on.device());
-    const bool row_aligned = call.cols * element_size(call.dtype) % kAlignment == 0;
-    if (!row_aligned || !aligned(*as_operand(x_.matrix()), call.dtype) || !aligned(*as_operand(weight), call.dtype)) {
-      return;
-    }
     if (call.bias != nullptr) {
       bias_ = call.bias->stride(0) == 1 || call.cols == 1 ? *call.bias : torch::stable::contiguous(*call.bias);
       if (!aligned(bias_->data_ptr())) bias_ = torch::stable::clone(*bias_);
@@ -147,7 +154,7 @@ class Forward {
     if (call.activation == Activation::kTanh && plan_gelu()) return;
     pointwise_ = call.activation != Activation::kNone;
     if (pre != nullptr) product_.buffers.d = pre->data_ptr();
-    plan_ = find(product_);
+    plan_ = plan_for(product_, on_);
   }
 
   bool supported() const { return plan_ != nullptr && plan_->supported(); }
@@ -158,7 +165,9 @@ class Forward {
   // False if cuBLASLt refuses.
   bool run() const {
     if (!cuda::run(*plan_, product_, on_)) return false;
-    if (pointwise_) apply_gelu();
+    if (pointwise_) {
+      apply_gelu(pre_ != nullptr ? *pre_ : out_, out_, call_.dtype, call_.activation == Activation::kTanh, on_);
+    }
     return true;
   }
 
@@ -167,21 +176,10 @@ class Forward {
     const Product plain = product_;
     product_.gemm.epilogue = (plain.gemm.epilogue & lt::kBias) | (pre_ != nullptr ? lt::kGeluAux : lt::kGelu);
     product_.buffers.aux = pre_ != nullptr ? pre_->data_ptr() : nullptr;
-    plan_ = find(product_);
+    plan_ = plan_for(product_, on_);
     if (plan_->supported()) return true;
     product_ = plain;
     return false;
-  }
-
-  std::shared_ptr<lt::Plan> find(const Product& product) const {
-    return lt::find_plan(product.gemm, product.buffers, handle_for(on_.device()));
-  }
-
-  void apply_gelu() const {
-    const Tensor& before = pre_ != nullptr ? *pre_ : out_;
-    on_.check(launch_gelu({before.data_ptr(), out_.data_ptr(), call_.dtype, call_.activation == Activation::kTanh,
-                           flat_rows<GeluForward::kTensors>(call_.rows * call_.cols)},
-                          on_.stream()));
   }
 
   const OnDevice& on_;
@@ -210,14 +208,12 @@ struct LinearBackend {
     if (!has_products(dtype, allow_tf32) || !fits(left, right, dtype)) return false;
     const OnDevice on(out);
     const Product product = make_product(left, right, out.data_ptr(), dtype, allow_tf32, on.device());
-    const auto plan = lt::find_plan(product.gemm, product.buffers, handle_for(on.device()));
+    const auto plan = plan_for(product, on);
     return plan->supported() && run(*plan, product, on);
   }
 
   static void gelu(const Tensor& pre, const Tensor& out, DType dtype, bool tanh) {
-    const OnDevice on(out);
-    on.check(launch_gelu({pre.data_ptr(), out.data_ptr(), dtype, tanh, flat_rows<GeluForward::kTensors>(out.numel())},
-                         on.stream()));
+    apply_gelu(pre, out, dtype, tanh, OnDevice(out));
   }
 
   static void gelu_backward(const GeluGradient& gradient) {
@@ -286,9 +282,7 @@ std::string LinearBackend::tune(const LinearCall& call, bool training) {
     const auto add = [&](const Matrix& left, const Matrix& right, const Tensor& result) {
       if (!fits(left, right, call.dtype)) return;
       const Product product = make_product(left, right, result.data_ptr(), call.dtype, call.allow_tf32, on.device());
-      if (lt::find_plan(product.gemm, product.buffers, handle_for(on.device()))->supported()) {
-        products.push_back(product);
-      }
+      if (plan_for(product, on)->supported()) products.push_back(product);
     };
     add(grads, *detail::as_matrix(call.weight), grad_x);
     add(grads.transposed(), *detail::as_matrix(x), grad_weight);

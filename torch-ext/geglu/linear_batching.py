@@ -4,15 +4,9 @@ import torch
 import torch.nn.functional as F
 
 from ._ops import add_op_namespace_prefix, ops
+from .batching import lead
 
 _APPROXIMATE = {1: "none", 2: "tanh"}
-
-
-def _lead(tensor: torch.Tensor | None, in_dim: int | None, batch: int) -> torch.Tensor | None:
-    """The tensor with the batch as its first dimension, expanded where it has none."""
-    if tensor is None:
-        return None
-    return tensor.expand(batch, *tensor.shape) if in_dim is None else tensor.movedim(in_dim, 0)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -21,9 +15,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _preactivation(info, in_dims, x, weight, bias) -> torch.Tensor:
-    x, weight, bias = (
-        _lead(tensor, in_dim, info.batch_size) for tensor, in_dim in zip((x, weight, bias), in_dims[:3], strict=True)
-    )
+    x, weight, bias = lead(info, in_dims, x, weight, bias)
     pre = torch.bmm(_rows(x), weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), _rows(x), weight.mT)
     return pre.reshape(*x.shape[:-1], weight.shape[1])
 
@@ -54,10 +46,7 @@ def _linear_backward_vmap(
     info, in_dims, grad_out, x, weight, pre, activation, allow_tf32, needs_x, needs_weight, needs_bias
 ):
     """One gradient of the parameters for each member of the batch, so it is always torch's batched products."""
-    d, x, weight, pre = (
-        _lead(tensor, in_dim, info.batch_size)
-        for tensor, in_dim in zip((grad_out, x, weight, pre), in_dims[:4], strict=True)
-    )
+    d, x, weight, pre = lead(info, in_dims, grad_out, x, weight, pre)
     if activation:
         d = torch.ops.aten.gelu_backward.default(d, pre, approximate=_APPROXIMATE[activation])
     nothing = d.new_empty(info.batch_size, 0)
