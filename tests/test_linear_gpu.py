@@ -394,3 +394,61 @@ def test_tune_during_capture_is_refused(kernel, cuda):  # noqa: F811
 
 def test_nothing_to_tune_in_float64(kernel, cuda):  # noqa: F811
     assert kernel.tune(*problem(64, 128, 256, torch.float64)) == ()
+
+
+# Rows, columns and depth of one product in cublaslt_defaults.h.
+SHIPPED = 8192, 3072, 768
+
+
+def test_the_choice_of_algorithm_is_told(ops, kernel, cuda):  # noqa: F811
+    """The heuristic's, then the tuned one; and the shipped one where it was measured."""
+    operands = problem(712, 392, 136)
+    assert route(ops, *operands, None) == "cublaslt"
+    kernel.tune(*operands)
+    assert route(ops, *operands, None) == "cublaslt:tuned"
+    assert route(ops, *operands, "gelu") == "cublaslt:tuned+pointwise"
+    operands = problem(*SHIPPED)
+    if route(ops, *operands, None) == "cublaslt":
+        pytest.skip("no algorithm is shipped for this GPU and cuBLASLt")
+    assert route(ops, *operands, None) == "cublaslt:shipped"
+    for activation in ACTIVATIONS:
+        reference.assert_linear_is_accurate(kernel.linear(*operands, activation=activation), *operands, activation)
+
+
+@ACTIVATION_CASES
+def test_kernels_that_overlap_wait_for_each_other(kernel, cuda, activation):  # noqa: F811
+    """GELU and its gradient begin before the kernel that writes their input is done. The memory they get is dirty."""
+    results = []
+    operands = [t.requires_grad_() for t in problem(2048, 1024, 4096)]
+    grad = torch.randn(2048, 1024, device=cuda).bfloat16()
+    for fill in (float("nan"), 1e30, 0.0, float("nan"), 7.0):
+        for _ in range(20):
+            spoiled = [torch.full((2048, 1024), fill, device=cuda, dtype=torch.bfloat16) for _ in range(4)]
+            del spoiled
+            out = kernel.linear(*operands, activation=activation)
+            results.append((out.detach(), *torch.autograd.grad(out, operands, grad)))
+    for others in results[1:]:
+        for mine, first in zip(others, results[0], strict=True):
+            reference.assert_same_bits(mine, first)
+
+
+# ---- for compute-sanitizer ----
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("offset", (0, 1, 8))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+@ACTIVATION_CASES
+def test_sanitize_linear(kernel, cuda, dtype, activation, offset):  # noqa: F811
+    """Forward and backward, with more rows than one chunk of the bias gradient has, and columns beyond a tile."""
+    m, n, k = 131, 264, 40
+    weight = torch.randn(n * k + 8, device=cuda).to(dtype)[offset : offset + n * k].view(n, k)
+    leaves = [t.requires_grad_() for t in (torch.randn(m, k, device=cuda).to(dtype), weight)]
+    leaves.append(torch.randn(n + 8, device=cuda).to(dtype)[offset : offset + n].requires_grad_())
+    grad = torch.randn(m * n + 8, device=cuda).to(dtype)[offset : offset + m * n].view(m, n)
+    out = kernel.linear(*leaves, activation=activation)
+    reference.assert_linear_is_accurate(out.detach(), *(leaf.detach() for leaf in leaves), activation)
+    for mine, truth in zip(
+        torch.autograd.grad(out, leaves, grad), reference.linear_grads(grad, *leaves, activation), strict=True
+    ):
+        assert (mine.double() - truth).abs().max() <= 8 * torch.finfo(dtype).eps * truth.abs().max()

@@ -80,13 +80,11 @@ class Cache {
     return recent_.front().second;
   }
 
-  // Copies the algorithm tuned for `key` to `algo` if there is one.
-  bool tuned(const Key& key, Algo& algo) {
+  std::optional<Algo> tuned(const Key& key) {
     const std::lock_guard lock(mutex_);
     const auto found = tuned_.find(key);
-    if (found == tuned_.end()) return false;
-    algo = found->second.algo;
-    return true;
+    if (found == tuned_.end()) return std::nullopt;
+    return found->second.algo;
   }
 
   void set_tuned(const Key& key, const Tuned& tuned) {
@@ -140,7 +138,7 @@ Key Key::on(int32_t device) const {
   return key;
 }
 
-Plan::Plan(const Gemm& gemm, const Buffers& buffers, Handle handle, const Algo* tuned) {
+Plan::Plan(const Gemm& gemm, const Buffers& buffers, Handle handle, const Chosen& chosen) {
   const bool tf32 = gemm.dtype == DType::kFloat32 && gemm.tf32;
   check(cublasLtMatmulDescCreate(desc_.put(), tf32 ? kFloatFastTf32 : kFloat, CUDA_R_32F), "descriptor");
   set(desc_, kDescTransA, gemm.transpose_a ? kTranspose : kKeep);
@@ -157,11 +155,12 @@ Plan::Plan(const Gemm& gemm, const Buffers& buffers, Handle handle, const Algo* 
   layout(d_, gemm.rows, gemm.cols, false, gemm.ldd);
 
   Heuristic result;
-  if (tuned != nullptr &&
-      cublasLtMatmulAlgoCheck(handle, desc_.get(), a_.get(), b_.get(), d_.get(), d_.get(), tuned, &result) ==
+  if (chosen.choice != Choice::kHeuristic &&
+      cublasLtMatmulAlgoCheck(handle, desc_.get(), a_.get(), b_.get(), d_.get(), d_.get(), &chosen.algo, &result) ==
           kSuccess &&
       result.workspace_size <= kMaxWorkspace) {
-    algo_ = *tuned;
+    algo_ = chosen.algo;
+    choice_ = chosen.choice;
     workspace_size_ = result.workspace_size;
     supported_ = true;
   } else if (const auto found = candidates(handle, buffers, kAsked); !found.empty()) {
@@ -224,9 +223,13 @@ bool available() { return &cublasLtMatmul != nullptr && &cublasLtMatmulAlgoGetHe
 std::shared_ptr<Plan> find_plan(const Gemm& gemm, const Buffers& buffers, Handle handle) {
   const Key key(gemm, buffers);
   if (auto plan = cache().find(key)) return plan;
-  Algo algo;
-  const bool tuned = cache().tuned(key, algo);
-  return cache().insert(key, std::make_shared<Plan>(gemm, buffers, handle, tuned ? &algo : nullptr));
+  Chosen chosen;
+  if (const auto tuned = cache().tuned(key)) {
+    chosen = {Choice::kTuned, *tuned};
+  } else if (const auto shipped = shipped_for(key, gemm.device)) {
+    chosen = {Choice::kShipped, *shipped};
+  }
+  return cache().insert(key, std::make_shared<Plan>(gemm, buffers, handle, chosen));
 }
 
 void set_tuned(const Key& key, const Tuned& tuned) { cache().set_tuned(key, tuned); }

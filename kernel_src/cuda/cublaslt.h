@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -86,15 +87,28 @@ class Owned {
 
 using OwnedLayout = Owned<cublasLtMatrixLayoutDestroy>;
 
+// Where the algorithm for a product comes from.
+enum class Choice {
+  kHeuristic,  // the first that cuBLASLt's heuristic names
+  kShipped,    // measured on a device of this model, and part of the source
+  kTuned       // by tune(), or from a record of it
+};
+
+struct Chosen {
+  Choice choice = Choice::kHeuristic;
+  Algo algo = {};  // unless it is the heuristic's
+};
+
 // The descriptors of a product and the algorithm chosen for it.
 class Plan {
  public:
-  // Chooses the algorithm that was tuned for this key, else the heuristic's first. Raises std::runtime_error if
-  // cuBLASLt fails otherwise than by not supporting the product.
-  Plan(const Gemm& gemm, const Buffers& buffers, Handle handle, const Algo* tuned);
+  // Takes `chosen` if this cuBLASLt accepts it, else the heuristic's first. Raises std::runtime_error if cuBLASLt fails
+  // otherwise than by not supporting the product.
+  Plan(const Gemm& gemm, const Buffers& buffers, Handle handle, const Chosen& chosen = {});
 
   // False if cuBLASLt has no algorithm for this product.
   bool supported() const { return supported_; }
+  Choice choice() const { return choice_; }
   size_t workspace_size() const { return workspace_size_; }
 
   // Enqueues the product. `workspace` has workspace_size() bytes. Any thread may call it.
@@ -112,6 +126,7 @@ class Plan {
   OwnedLayout b_;
   OwnedLayout d_;
   Algo algo_ = {};
+  Choice choice_ = Choice::kHeuristic;
   size_t workspace_size_ = 0;
   bool supported_ = false;
   std::mutex mutex_;  // guards the pointers in desc_
@@ -122,6 +137,9 @@ bool available();
 
 // The plan for a product, from a cache of the most recent ones, or made now. Thread-safe.
 std::shared_ptr<Plan> find_plan(const Gemm& gemm, const Buffers& buffers, Handle handle);
+
+// The algorithm that is shipped for `key` on the device's model and for this version of cuBLASLt, if there is one.
+std::optional<Algo> shipped_for(const Key& key, int32_t device);
 
 // An algorithm that was tuned, and what it is for: name=value words, joined by spaces.
 struct Tuned {

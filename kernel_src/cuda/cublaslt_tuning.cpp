@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "cuda/cublaslt.h"
+#include "cuda/cublaslt_defaults.h"
 
 namespace geglu::cuda::lt {
 namespace {
@@ -96,8 +97,19 @@ std::string fixed(float microseconds) {
 
 }  // namespace
 
+std::optional<Algo> shipped_for(const Key& key, int32_t device) {
+  const Key anywhere = key.on(0);
+  for (const Shipped& shipped : kShippedAlgos) {
+    if (shipped.key == anywhere.words && shipped.cublaslt == cublasLtGetVersion() &&
+        shipped.device == model_of(device)) {
+      return shipped.algo;
+    }
+  }
+  return std::nullopt;
+}
+
 std::string tune(const Gemm& gemm, const Buffers& buffers, Handle handle, const TuneRequest& request) {
-  Plan plan(gemm, buffers, handle, nullptr);
+  Plan plan(gemm, buffers, handle);
   std::vector<Heuristic> candidates;
   for (const Heuristic& candidate : plan.candidates(handle, buffers, kCandidates)) {
     // The first run loads the kernel, and tells whether it runs at all.

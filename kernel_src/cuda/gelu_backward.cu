@@ -5,6 +5,7 @@
 // memory, and the chunks' sums in a second kernel. The order of additions follows from the sizes alone.
 #include <type_traits>
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/gelu.h"
 #include "cuda/math.cuh"
 #include "cuda/pointwise.cuh"
@@ -13,8 +14,9 @@ namespace geglu::cuda {
 namespace {
 
 constexpr int kWarps = 8;
-// Rows of a warp that are loaded before the first is used.
-constexpr int kUnroll = 2;
+// Rows of a warp that are loaded before the first is used: as many bytes in flight for one tensor as for two.
+template <Activation kActivation>
+constexpr int kUnroll = kActivation == Activation::kNone ? 4 : 2;
 // Rows of a chunk at least: fewer would write more partial sums than they save time.
 constexpr int64_t kMinRows = 64;
 // Rows of partial sums at most, which bounds what the second kernel reads.
@@ -41,26 +43,32 @@ template <typename T, int kN, Activation kActivation>
 __global__ void __launch_bounds__(kWarps* kWarp) gelu_backward_kernel(const __grid_constant__ Columns<T> problem) {
   using C = compute_t<T>;
   constexpr bool kGelu = kActivation != Activation::kNone;
+  constexpr int kRows = kUnroll<kActivation>;
+  constexpr bool kWritten = true;  // maybe by a kernel that was not done when this one began
+  let_next_kernel_begin();
+  wait_for_earlier_kernels();
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int64_t col = (static_cast<int64_t>(blockIdx.x) * kWarp + lane) * kN;
-  const int64_t first = blockIdx.y * problem.chunk_rows;
+  // From the last chunk to the first: the product that follows finds the first rows of grad_pre in L2.
+  const int64_t chunk = gridDim.y - 1 - blockIdx.y;
+  const int64_t first = chunk * problem.chunk_rows;
   const int64_t end = min(first + problem.chunk_rows, problem.rows);
   const bool valid = col < problem.cols;
 
   C sums[kN] = {};
-  for (int64_t row = first + warp; valid && row < end; row += kWarps * kUnroll) {
-    Packet<T, kN> grad_out[kUnroll];
-    Packet<T, kN> pre[kUnroll];
+  for (int64_t row = first + warp; valid && row < end; row += kWarps * kRows) {
+    Packet<T, kN> grad_out[kRows];
+    Packet<T, kN> pre[kRows];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < kRows; ++u) {
       if (const int64_t r = row + u * kWarps; r < end) {
-        grad_out[u] = load<T, kN>(problem.grad_out + r * problem.pitch + col);
-        if constexpr (kGelu) pre[u] = load<T, kN>(problem.pre + r * problem.cols + col);
+        grad_out[u] = load<T, kN, kWritten>(problem.grad_out + r * problem.pitch + col);
+        if constexpr (kGelu) pre[u] = load<T, kN, kWritten>(problem.pre + r * problem.cols + col);
       }
     }
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < kRows; ++u) {
       if (const int64_t r = row + u * kWarps; r < end) {
         C grad[kN];
         unpack<T, kN>(grad_out[u], grad);
@@ -93,7 +101,7 @@ __global__ void __launch_bounds__(kWarps* kWarp) gelu_backward_kernel(const __gr
   C sum = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) sum += shared[w][place % kN][place / kN];
-  problem.partial_sums[blockIdx.y * problem.cols + tile_col] = sum;
+  problem.partial_sums[chunk * problem.cols + tile_col] = sum;
 }
 
 // A block takes kWarp columns; its warps take the chunks in turn.
@@ -101,6 +109,7 @@ template <typename T>
 __global__ void __launch_bounds__(kWarps* kWarp)
     sum_kernel(const compute_t<T>* partial_sums, int64_t chunks, int64_t cols, T* out) {
   using C = compute_t<T>;
+  wait_for_earlier_kernels();
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int64_t col = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
@@ -131,13 +140,12 @@ cudaError_t launch_columns(const BiasGeluBackward& problem, cudaStream_t stream)
   const int64_t chunks = partial_sums(problem.rows);
   constexpr int kTile = kWarp * kN;
   const dim3 grid(static_cast<unsigned>((problem.cols + kTile - 1) / kTile), static_cast<unsigned>(chunks));
-  gelu_backward_kernel<T, kN, kActivation><<<grid, kWarps * kWarp, 0, stream>>>(columns);
-  cudaError_t status = cudaGetLastError();
+  cudaError_t status =
+      launch_dependent(gelu_backward_kernel<T, kN, kActivation>, grid, kWarps * kWarp, stream, columns);
   if (status == cudaSuccess && problem.grad_bias != nullptr) {
     const auto blocks = static_cast<unsigned>((problem.cols + kWarp - 1) / kWarp);
-    sum_kernel<T><<<blocks, kWarps * kWarp, 0, stream>>>(columns.partial_sums, chunks, problem.cols,
-                                                         static_cast<T*>(problem.grad_bias));
-    status = cudaGetLastError();
+    status = launch_dependent(sum_kernel<T>, blocks, kWarps * kWarp, stream, columns.partial_sums, chunks, problem.cols,
+                              static_cast<T*>(problem.grad_bias));
   }
   return status;
 }

@@ -161,6 +161,11 @@ class Forward {
   // Whether GELU is a launch of its own.
   bool pointwise() const { return pointwise_; }
   const Product& product() const { return product_; }
+  // "cublaslt", and the origin of its algorithm if that is not the heuristic.
+  std::string product_name() const {
+    const char* const origins[] = {"", ":shipped", ":tuned"};
+    return std::string("cublaslt") + origins[static_cast<int>(plan_->choice())];
+  }
 
   // False if cuBLASLt refuses.
   bool run() const {
@@ -244,7 +249,7 @@ struct LinearBackend {
     const OnDevice on(call.x);
     const Forward forward(call, out, pre, on);
     if (!forward.supported()) return unfused;
-    return forward.pointwise() ? "cublaslt+pointwise" : "cublaslt";
+    return forward.product_name() + (forward.pointwise() ? "+pointwise" : "");
   }
 
   static std::string tune(const LinearCall& call, bool training);

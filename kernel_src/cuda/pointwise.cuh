@@ -7,7 +7,7 @@
 // An operator is a struct with
 //   using T                                  the storage type
 //   static constexpr int kInputs, kOutputs
-//   static constexpr bool kInPlace           whether an output may be an input
+//   static constexpr bool kInPlace           whether an output may be an input; its input comes from the kernel before
 //   template <int kN> static __device__ void apply(const Packet<T, kN> (&in)[kInputs], Packet<T, kN> (&out)[kOutputs])
 #pragma once
 
@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "common/pointwise.h"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/dtype.cuh"
 #include "cuda/vec.cuh"
 
@@ -125,8 +126,11 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kTensors = Op::kInputs + Op::kOutputs;
   bool valid;
   int64_t offsets[kTensors];
+  if constexpr (Op::kInPlace) wait_for_earlier_kernels();
   if constexpr (kOrder == Order::kFlat) {
-    const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    // What the kernel before has written last is still in L2: start there.
+    const int64_t block = Op::kInPlace ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const int64_t index = block * kThreads + threadIdx.x;
     valid = index < walk.packets;
 #pragma unroll
     for (int t = 0; t < kTensors; ++t) offsets[t] = index * kN;
@@ -223,7 +227,10 @@ cudaError_t launch_packets(const Rows<Op::kInputs + Op::kOutputs>& rows, const P
   // At least one block: a flat walk may be nothing but a tail.
   const int64_t blocks = threads > kThreads ? (threads + kThreads - 1) / kThreads : 1;
   const Walk<Op, kOrder> walk(rows, kN);
-  pointwise_kernel<Op, kN, kOrder><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(pointers, walk);
+  const auto kernel = pointwise_kernel<Op, kN, kOrder>;
+  const auto grid = static_cast<unsigned>(blocks);
+  if constexpr (Op::kInPlace) return launch_dependent(kernel, grid, kThreads, stream, pointers, walk);
+  kernel<<<grid, kThreads, 0, stream>>>(pointers, walk);
   return cudaGetLastError();
 }
 

@@ -1,5 +1,5 @@
 // Global memory in packets of up to 16 bytes. No thread reads what another has read, so loads take the read-only path,
-// unless the kernel writes where it reads.
+// unless what is read may be written while the kernel runs: by itself, or by the kernel that it overlaps with.
 // Hints that keep the data out of L1 (no_allocate, evict-first) were measured 4 % slower (docs/measured.md). Outputs
 // are left to L2, where the next operator looks first.
 #pragma once

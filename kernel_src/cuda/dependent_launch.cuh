@@ -1,0 +1,50 @@
+// Launches of a kernel that reads what the kernel before it in the stream wrote. From Hopper on its blocks are
+// scheduled while that kernel drains, and wait there: programmatic dependent launch, which saves 1.5 us of a launch.
+// CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+namespace geglu::cuda {
+
+// The first thing such a kernel does: wait until the kernels before it are done and their results visible.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the blocks of the next kernel be scheduled as soon as all blocks of this one have begun.
+__device__ __forceinline__ void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Enqueues kernel<<<grid, block, 0, stream>>>(arguments...) on the current device. The kernel must begin with
+// wait_for_earlier_kernels() and must not read through the read-only path.
+template <class... Parameters, class... Arguments>
+cudaError_t launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
+                             Arguments&&... arguments) {
+  int device = 0;
+  int major = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  status = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  if (status != cudaSuccess) cudaGetLastError();  // reported here, and not once more by whoever asks next
+  return status;
+}
+
+}  // namespace geglu::cuda
