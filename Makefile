@@ -13,6 +13,8 @@ BENCH_ARGS ?=
 PROFILE_ARGS ?=
 # Two workers: more would only take turns on two cores, or crowd a GPU's memory.
 PYTEST_ARGS ?= -n 2 --dist loadfile
+# What does not depend on the loaded build.
+NOARCH_ARGS := $(addprefix --ignore=tests/,build sweep test_noarch.py test_sources.py test_reference.py)
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -52,7 +54,9 @@ help:
 demo: build-demo
 	@$(RUN) -m tools.demo $(DEMO_ARGS)
 
+# Twice: first the builds without a compiled library, which have the same promises to keep.
 test: build $(STAMP)-test
+	@GEGLU_VARIANT=torch-cpu $(RUN) -m pytest tests $(PYTEST_ARGS) $(NOARCH_ARGS)
 	@$(RUN) -m pytest tests $(PYTEST_ARGS)
 
 build: toolchain $(STAMP)-demo $(if $(CUDA_WHEELS),$(STAMP)-cuda)
@@ -62,7 +66,7 @@ build: toolchain $(STAMP)-demo $(if $(CUDA_WHEELS),$(STAMP)-cuda)
 # The kernels library chooses by what torch was built for, GPU or not: build exactly that variant.
 build-demo: toolchain $(STAMP)-demo
 	@variant=$$($(RUN) -c 'import torch; print("cuda" if torch.version.cuda else "cpu")') && \
-	$(MAKE) --no-print-directory build VARIANTS=$$variant
+	$(MAKE) --no-print-directory build VARIANTS=$$variant,noarch
 
 bench: build $(STAMP)-peers
 	@$(RUN) -m tools.sweep $(BENCH_ARGS)

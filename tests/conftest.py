@@ -12,6 +12,7 @@ MARKERS = (
     "capability: run once more under every CPU instruction set that this machine has",
     "sanitize: small set of CUDA cases for compute-sanitizer",
     "mutation: builds mutated copies of the project",
+    "native: of variants with a compiled library alone",
 )
 
 DEVICES = ["cpu"]
@@ -31,6 +32,11 @@ def pytest_collection_modifyitems(config, items):
         problem = package.missing_build()
         if problem:
             raise pytest.UsageError(problem)
+    if package.VARIANT and "stable-abi" not in package.VARIANT:
+        skip = pytest.mark.skip(reason="the variant has no compiled library")
+        for item in items:
+            if item.get_closest_marker("native"):
+                item.add_marker(skip)
     if not torch.cuda.is_available():
         skip = pytest.mark.skip(reason="no CUDA device")
         for item in items:
@@ -45,6 +51,17 @@ def kernel() -> ModuleType:
     if problem:
         pytest.fail(problem, pytrace=False)
     return package.load()
+
+
+@pytest.fixture
+def alike(kernel):
+    """Skips a test that needs the same bits at every place of a tensor, which torch's own float64 does not give."""
+
+    def check(dtype):
+        if dtype == torch.float64 and not kernel.dispatch.NATIVE:
+            pytest.skip("torch's float64 functions round differently in a vector and in its tail")
+
+    return check
 
 
 @pytest.fixture(scope="session")

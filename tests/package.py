@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # A folder with a build/ folder in it. The mutation check points this at a mutated copy of the project.
 REPO = Path(os.environ.get("GEGLU_REPO", ROOT)).resolve()
 
+# The variant to test instead of the one that the loader would choose: "torch-cpu".
+VARIANT = os.environ.get("GEGLU_VARIANT")
+
 TESTS = Path(__file__).resolve().parent
 
 
@@ -21,6 +24,9 @@ def find_variant() -> tuple[Path, str | None] | None:
 
     A CUDA build of torch takes a CPU variant only when asked to, so that is tried second.
     """
+    if VARIANT is not None:
+        place = REPO / "build" / VARIANT
+        return (place, None) if place.is_dir() else None
     variants = get_variants_local(REPO / "build")
     for backend in (None, "cpu"):
         variant, _ = resolve_variant(variants, backend)
@@ -33,7 +39,13 @@ def missing_build() -> str | None:
     """One line that says what to do when there is nothing to test, else None."""
     if find_variant() is not None:
         return None
-    return f"no variant for torch {torch.__version__} in {REPO / 'build'}: run `make build` first"
+    wanted = f"variant {VARIANT}" if VARIANT else f"variant for torch {torch.__version__}"
+    return f"no {wanted} in {REPO / 'build'}: run `make build` first"
+
+
+def repository() -> Path:
+    """What `kernels` takes for this package's repository: the folder above build/, or the one variant to test."""
+    return REPO / "build" / VARIANT if VARIANT else REPO
 
 
 def load() -> ModuleType:
@@ -41,7 +53,7 @@ def load() -> ModuleType:
     found = find_variant()
     if found is None:
         raise RuntimeError(missing_build())
-    return get_local_kernel(REPO, backend=found[1])
+    return get_local_kernel(repository(), backend=found[1])
 
 
 def child_environment(**changes: str) -> dict[str, str]:

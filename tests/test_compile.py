@@ -140,6 +140,7 @@ def test_six_lengths_cost_at_most_two_graphs(kernel, device):
     assert 1 <= counter.frame_count <= MOST_GRAPHS
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("act_fn", (nn.GELU(), nn.GELU(approximate="tanh")), ids=("exact", "tanh"))
 def test_the_graph_calls_our_operator(kernel, ops, device, act_fn):
     """A compile test that ran something else would pass all of the above."""

@@ -135,7 +135,10 @@ def regular_inputs():
     }
 
 
-@pytest.mark.parametrize("name", ("dense", "packed_halves", "swapped_batch", "padded_rows"))
+NATIVE_ALONE = pytest.param("swapped_batch", marks=pytest.mark.native)
+
+
+@pytest.mark.parametrize("name", ("dense", "packed_halves", NATIVE_ALONE, "padded_rows"))
 def test_one_launch_and_no_copy(kernel, ops, cuda, name):
     gate, up = regular_inputs()[name]
     grad = torch.ones_like(gate)

@@ -45,7 +45,7 @@ def attach(monkeypatch):
 
 
 def apply(model, device, mode=Mode.INFERENCE, layer_name="GeGLUMLP", fallback=STRICT):
-    repository = LocalLayerRepository(package.REPO, layer_name=layer_name)
+    repository = LocalLayerRepository(package.repository(), layer_name=layer_name)
     with use_kernel_mapping({layer_name: {device.type: repository}}, inherit_mapping=False):
         return kernelize(model, mode=mode, device=device, use_fallback=fallback)
 
@@ -183,7 +183,7 @@ def test_transformers_own_switch(kernel, device, attach):
         pytest.skip("this transformers goes with another release of kernels")
     attach(hosts.mlp_classes()["gemma3"], "GeGLUMLP")
     model = hosts.build("gemma3", device)
-    repository = LocalLayerRepository(package.REPO, layer_name="GeGLUMLP")
+    repository = LocalLayerRepository(package.repository(), layer_name="GeGLUMLP")
     with use_kernel_mapping({"GeGLUMLP": {device.type: repository}}, inherit_mapping=False):
         model.use_kernels = True
         assert replaced(kernel, model) == 2

@@ -15,7 +15,8 @@ SENTINEL = 42.0
 @LAYOUT_CASES
 @DTYPE_CASES
 @pytest.mark.capability
-def test_forward(kernel, device, layout, dtype):
+def test_forward(kernel, device, alike, layout, dtype):
+    alike(dtype)
     gate, up = layout.tensors(dtype, device)
     for approximate in FORMS:
         out = kernel.geglu(gate, up, approximate=approximate)
@@ -28,7 +29,8 @@ def test_forward(kernel, device, layout, dtype):
 @LAYOUT_CASES
 @DTYPE_CASES
 @pytest.mark.capability
-def test_backward(kernel, device, layout, dtype):
+def test_backward(kernel, device, alike, layout, dtype):
+    alike(dtype)
     gate, up = layout.tensors(dtype, device)
     grad = torch.randn(gate.shape, device=device).to(dtype)
     for approximate in FORMS:

@@ -441,6 +441,7 @@ def test_compiled_under_autocast(kernel, device, backend, inside):
             torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.native
 @pytest.mark.usefixtures("fresh_dynamo")
 @ACTIVATION_CASES
 def test_the_graph_holds_one_operator(kernel, ops, device, activation):
@@ -463,6 +464,7 @@ def test_the_graph_holds_one_operator(kernel, ops, device, activation):
     assert targets == [ops.linear.default]
 
 
+@pytest.mark.native
 @pytest.mark.usefixtures("fresh_dynamo")
 @ACTIVATION_CASES
 def test_the_compiled_backward_holds_one_operator(kernel, ops, device, activation):

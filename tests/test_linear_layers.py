@@ -400,7 +400,7 @@ def test_models(kernel, device, monkeypatch, name, mode):
         .double()(**{key: value.double() if value.is_floating_point() else value for key, value in inputs.items()})
         .last_hidden_state
     )
-    repository = LocalLayerRepository(package.REPO, layer_name=layer)
+    repository = LocalLayerRepository(package.repository(), layer_name=layer)
     with use_kernel_mapping({layer: {device.type: repository}}, inherit_mapping=False):
         model = kernelize(model, mode=mode, device=device, use_fallback=KernelizeFallback.NO_LAYER)
     ours = model.eval()(**inputs).last_hidden_state

@@ -15,7 +15,7 @@ import package
 import project
 import pytest
 
-pytestmark = pytest.mark.mutation
+pytestmark = [pytest.mark.mutation, pytest.mark.native]
 
 BODY = "kernel_src/cpu/geglu_body.h"
 

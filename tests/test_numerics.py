@@ -191,8 +191,9 @@ def test_float64_against_40_digits(kernel, device, approximate):
 @DTYPE_CASES
 @FORM_CASES
 @pytest.mark.capability
-def test_position_does_not_change_the_bits(kernel, device, dtype, approximate):
+def test_position_does_not_change_the_bits(kernel, device, alike, dtype, approximate):
     """The same numbers at every place in a vector, in the body and in the tail, alone and in company."""
+    alike(dtype)
     specials = [0.0, -0.0, 1e-30, -0.75, 2.699, -2.699, -6.0, 11.0, INF, -INF, NAN]
     # Two blocks of any vector length in use, and a tail.
     gate = torch.tensor([*specials, *torch.randn(139 - len(specials)).tolist()], device=device).to(dtype)
@@ -232,6 +233,7 @@ def best_capability(kernel) -> str:
     ).stdout.strip()
 
 
+@pytest.mark.native
 def test_the_widest_instruction_set_is_chosen(kernel):
     """torch's own cpuid decides what this machine has; neither library may be ahead of the other."""
     by_torch = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "baseline")
@@ -240,6 +242,7 @@ def test_the_widest_instruction_set_is_chosen(kernel):
     assert best_capability(kernel) == by_torch
 
 
+@pytest.mark.native
 def test_an_unknown_instruction_set_is_an_error(kernel):
     program = "import package, torch; package.load().geglu(torch.ones(2), torch.ones(2))"
     environment = package.child_environment(GEGLU_CPU_CAPABILITY="sse9")
@@ -248,6 +251,7 @@ def test_an_unknown_instruction_set_is_an_error(kernel):
     assert "RuntimeError" in child.stderr and "GEGLU_CPU_CAPABILITY" in child.stderr and "sse9" in child.stderr
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_under_every_instruction_set(kernel, capability):
     """The tests marked `capability`, in a process where only this instruction set may be used."""

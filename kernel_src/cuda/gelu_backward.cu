@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   const int64_t col = static_cast<int64_t>(blockIdx.x) * kWarp + lane;
   C sum = 0;
   if (col < cols) {
-#pragma unroll 4
+#pragma unroll 16  // one wait for memory, not four
     for (int64_t chunk = warp; chunk < chunks; chunk += kWarps) sum += partial_sums[chunk * cols + col];
   }
   __shared__ C shared[kWarps][kWarp];

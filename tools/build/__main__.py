@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
+from . import noarch
 from .config import Package, load
 from .cuda import Cuda, NoCuda, find_cuda
 from .errors import BuildError
@@ -37,7 +38,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--variants",
         metavar="NAMES",
-        help='comma-separated: "cpu", "cuda" or full variant names; default: what this machine can build',
+        help='comma-separated: "cpu", "cuda", "noarch" or variant names; default: what this machine can build',
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="compilers at a time")
     parser.add_argument("--root", type=Path, default=Path(), help="the directory of build.toml; default: this one")
@@ -50,12 +51,17 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _build(options: argparse.Namespace, progress: Progress) -> None:
     root = options.root.resolve()
     package = load(root)
-    cxx = find_cxx()
-    progress.say(f"C++ compiler: {cxx}")
     cuda = _cuda(package, options.variants, progress)
+    compiled, portable = _chosen(package, options.variants, cuda)
     cache = root / ".build-cache"
     with locked(cache, progress):
-        for backend in _backends(package, options.variants, cuda):
+        for backend in portable:
+            noarch.build_noarch(package, backend, root / "build", progress)
+        if not compiled:
+            return
+        cxx = find_cxx()
+        progress.say(f"C++ compiler: {cxx}")
+        for backend in compiled:
             toolkit = cuda if backend == "cuda" else None
             build_variant(Request(package, backend, cxx, toolkit, root / "build", cache, options.jobs, progress))
 
@@ -76,19 +82,25 @@ def _cuda(package: Package, variants: str | None, progress: Progress) -> Cuda | 
     return cuda
 
 
-def _backends(package: Package, variants: str | None, cuda: Cuda | None) -> list[str]:
-    """The backends to build, the CPU first: it is there soonest."""
-    buildable = [backend for backend in package.backends if backend != "cuda" or cuda is not None]
+def _chosen(package: Package, variants: str | None, cuda: Cuda | None) -> tuple[list[str], list[str]]:
+    """The backends to compile for, the CPU first (it is there soonest), and those to build noarch variants of."""
+    buildable = sorted(backend for backend in package.backends if backend != "cuda" or cuda is not None)
+    portable = {noarch.variant_name(backend): backend for backend in noarch.BACKENDS}
     if variants is None:
-        return sorted(buildable)
+        return buildable, list(noarch.BACKENDS)
     names = {backend: backend for backend in buildable}
     names |= {variant_name(package, backend, cuda): backend for backend in buildable}
-    chosen = set()
+    compiled, chosen = set(), set()
     for name in variants.split(","):
-        if name not in names:
-            raise BuildError(f"--variants {name}: this machine can build {', '.join(names)}")
-        chosen.add(names[name])
-    return sorted(chosen)
+        if name == "noarch":
+            chosen.update(noarch.BACKENDS)
+        elif name in portable:
+            chosen.add(portable[name])
+        elif name in names:
+            compiled.add(names[name])
+        else:
+            raise BuildError(f"--variants {name}: this machine can build {', '.join([*names, 'noarch', *portable])}")
+    return sorted(compiled), sorted(chosen)
 
 
 if __name__ == "__main__":

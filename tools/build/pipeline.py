@@ -16,12 +16,9 @@ from .errors import BuildError
 from .link import link, link_arguments
 from .objects import Objects, digest
 from .runner import Progress, Runner
-from .stage import TEMPLATES, stage
+from .stage import TEMPLATES, listed_files, python_files, stage
 from .toolchain import Cxx, hash_files
 from .units import Unit, capabilities, make_roots, make_units
-
-# Seven digits, git's habit, would do for one repository's history; ids also have to differ between people's builds.
-_ID_DIGITS = 12
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,10 @@ class Request:
         return self.cuda.compute if self.cuda else self.backend
 
     @property
-    def archs(self) -> list[str]:
-        """The capabilities of all components together, as kernel-builder declares them."""
+    def archs(self) -> list[str] | None:
+        """The capabilities of all components together, as kernel-builder declares them; None without CUDA."""
         if self.cuda is None:
-            return []
+            return None
         components = [c for c in self.package.components(self.backend) if c.has_cuda_units]
         return sorted({str(capability) for c in components for capability in capabilities(c, self.cuda)})
 
@@ -119,7 +116,7 @@ def _unique_id(request: Request, staged: Path, keys: dict[Unit, str]) -> str:
         "link": (request.cxx.identity, link_arguments(request.cuda)),
         "builder": hash_files(sorted([*Path(__file__).parent.glob("*.py"), *TEMPLATES.iterdir()])),
     }
-    return digest(inputs)[:_ID_DIGITS]
+    return digest(inputs)[: variant.ID_DIGITS]
 
 
 def _compile(request: Request, runner: Runner, objects: Objects, keys: dict[Unit, str], variant_id: str) -> None:
@@ -150,5 +147,6 @@ def _write_metadata(request: Request, variant_id: str, directory: Path) -> bool:
     It is a label, outside of the variant's digest and of no influence on its id: a commit that follows the build
     changes what it says about the source, and nothing else.
     """
-    text = variant.metadata(request.package, request.backend, variant_id, request.archs, directory)
+    inputs = [*listed_files(request.package, request.backend), *python_files(request.package)]
+    text = variant.metadata(request.package, request.backend, variant_id, request.archs, directory, inputs)
     return variant.replace_text(directory / "metadata.json", text)

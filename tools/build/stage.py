@@ -46,6 +46,6 @@ def stage(package: Package, backend: str, directory: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def ops_module(variant_id: str) -> str:
+def ops_module(variant_id: str, template: str = "_ops.py.in") -> str:
     """The text of a variant's _ops.py."""
-    return (TEMPLATES / "_ops.py.in").read_text().format(id=variant_id)
+    return (TEMPLATES / template).read_text().format(id=variant_id)

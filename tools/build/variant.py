@@ -18,10 +18,13 @@ from .config import Package
 from .cuda import Cuda
 from .errors import BuildError
 from .provenance import kernel_commit
-from .stage import listed_files, ops_module, python_files
+from .stage import ops_module
 
 _MACHINES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
 LIBRARY_SUFFIX = ".abi3.so"
+
+# Seven digits, git's habit, would do for one repository's history; ids also have to differ between people's builds.
+ID_DIGITS = 12
 
 # Directories of unfinished and replaced variants. The loader takes no notice of them.
 _UNFINISHED = ".unfinished-"
@@ -35,10 +38,15 @@ def variant_name(package: Package, backend: str, cuda: Cuda | None) -> str:
     return f"torch-stable-abi{major}{minor}-{cuda.compute if backend == 'cuda' else backend}-{machine}-linux"
 
 
-def metadata(package: Package, backend: str, variant_id: str, archs: list[str], directory: Path) -> str:
-    """The text of metadata.json for a directory that is otherwise complete: kernel-builder's keys in its order."""
+def metadata(
+    package: Package, backend: str, variant_id: str, archs: list[str] | None, directory: Path, inputs: list[str]
+) -> str:
+    """The text of metadata.json for a directory that is otherwise complete: kernel-builder's keys in its order.
+
+    `archs` is None for a backend or a kind of variant without any; `inputs` are the files it was made from.
+    """
     hashed = Digest.hash_variant(DigestAlgorithm.SHA256, directory)
-    kernel = kernel_commit(package.root, [*listed_files(package, backend), *python_files(package)])
+    kernel = kernel_commit(package.root, inputs)
     fields = {
         "name": package.name,
         "id": variant_id,
@@ -48,7 +56,7 @@ def metadata(package: Package, backend: str, variant_id: str, archs: list[str], 
         "source": package.source,
         "python-depends": [],
         "kernel-depends": [],
-        "backend": {"type": backend} | ({"archs": archs} if backend == "cuda" else {}),
+        "backend": {"type": backend} | ({} if archs is None else {"archs": archs}),
         "digest": {"algorithm": str(hashed.algorithm), "files": dict(sorted(hashed.files.items()))},
         # The field is kernel-builder's, and the parser insists on it; the version says who really built this.
         "provenance": {"kernel-builder": {"version": BUILDER}} | ({"kernel": kernel} if kernel else {}),

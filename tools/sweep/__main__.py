@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path
 
+SUITES = ("quick", "issue2", "issue3", "issue4")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -13,7 +14,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m tools.sweep",
         description="Measure this kernel beside eager torch, torch.compile and liger-kernel in one process.",
     )
-    parser.add_argument("--suite", choices=("quick", "issue2", "issue3"), help="a named suite (default: quick)")
+    parser.add_argument("--suite", choices=SUITES, help="a named suite (default: quick)")
     parser.add_argument("--rows", type=int, nargs="+", metavar="M", help="rows to measure instead of a suite")
     parser.add_argument("--cols", type=int, nargs="+", metavar="N", help="columns of one half, with --rows")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bfloat16"], help="with --rows")

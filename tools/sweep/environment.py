@@ -34,13 +34,16 @@ def load_peers(repo: Path, device: torch.device, use_compile: bool) -> Peers:
     from kernels import get_local_kernel
 
     kernel = get_local_kernel(repo)
+    variant = repo / "build" / f"torch-{device.type}"
+    noarch = get_local_kernel(variant) if variant.is_dir() else None
     if device.type != "cuda":
-        return Peers(kernel, None, "liger-kernel runs on a GPU only", use_compile)
+        return Peers(kernel, noarch, liger_note="liger-kernel runs on a GPU only", compile=use_compile)
     try:
         liger = importlib.import_module("liger_kernel.ops.geglu")
     except Exception as error:  # it may be absent, or break on this torch or triton: a note, not a crash
-        return Peers(kernel, None, f"liger-kernel cannot be imported ({type(error).__name__})", use_compile)
-    return Peers(kernel, liger, "", use_compile)
+        note = f"liger-kernel cannot be imported ({type(error).__name__})"
+        return Peers(kernel, noarch, liger_note=note, compile=use_compile)
+    return Peers(kernel, noarch, liger, compile=use_compile)
 
 
 def facts(kernel, device: torch.device) -> dict[str, str]:

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 from .model import Case, Row, floor_micros
-from .providers import ADDMM, COMPILE, EAGER, LIGER, LINEAR, MUL, OURS, UNPACKED
+from .providers import ADDMM, COMPILE, EAGER, LIGER, LINEAR, MUL, NOARCH, OURS, UNPACKED
 from .report import Report, write_whole
 
 _COLUMNS = 3
-_COLOURS = {OURS: "C0", EAGER: "C1", COMPILE: "C2", LIGER: "C3", MUL: "C4", UNPACKED: "C5", LINEAR: "C6", ADDMM: "C7"}
+_PROVIDERS = (OURS, EAGER, COMPILE, LIGER, MUL, UNPACKED, LINEAR, ADDMM, NOARCH)
+_COLOURS = {name: f"C{index}" for index, name in enumerate(_PROVIDERS)}
 
 
 def title(case: Case) -> str:

@@ -1,7 +1,7 @@
 """Who takes part: for each provider, how one call of a case is made ready and run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from .linear import ADDMM, EAGER, LINEAR, OURS, LinearInputs
 from .model import LINEAR_OPS, Case
 
 COMPILE, LIGER = "compile", "liger"
+NOARCH = "ours, noarch"  # the variant without a compiled library
 MUL = "torch.mul"  # the cheapest op with the same inputs and output
 UNPACKED = "ours, two tensors"  # geglu on contiguous copies of the packed halves
 
@@ -54,9 +55,10 @@ class Provider:
 
 @dataclass(frozen=True)
 class Peers:
-    """What can be run: the kernel, liger's geglu module (or None and `liger_note` says why), torch.compile or not."""
+    """What can be run: the kernel, its noarch variant and liger's geglu module (or None), torch.compile or not."""
 
     kernel: ModuleType | SimpleNamespace
+    noarch: ModuleType | None = None
     liger: ModuleType | None = None
     liger_note: str = ""
     compile: bool = True
@@ -99,6 +101,12 @@ def _ours(case: Case, peers: Peers) -> Provider:
         return Provider(lambda i: Call(partial(kernel.geglu_packed, i.packed, approximate=case.form)))
     backward = kernel._ops.ops.geglu_backward
     return Provider(lambda i: Call(partial(backward, i.grad, i.gate, i.up, case.form == "tanh")))
+
+
+def _noarch(case: Case, peers: Peers) -> Provider:
+    if peers.noarch is None:
+        raise Unavailable("its build/torch-* was not built")
+    return _ours(case, replace(peers, kernel=peers.noarch))
 
 
 def _unpacked(case: Case, peers: Peers) -> Provider:
@@ -178,6 +186,7 @@ def _mul(case: Case, peers: Peers) -> Provider:
 
 _MAKERS = {
     OURS: _ours,
+    NOARCH: _noarch,
     UNPACKED: _unpacked,
     EAGER: _eager,
     COMPILE: _compiled,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from .linear import memory_name
 from .model import FORMS, Bar, Case
-from .providers import ADDMM, COMPILE, EAGER, LIGER, LINEAR, MUL, OURS, UNPACKED
+from .providers import ADDMM, COMPILE, EAGER, LIGER, LINEAR, MUL, NOARCH, OURS, UNPACKED
 
 MEGABYTE = 1e6
 
@@ -58,7 +58,23 @@ def issue3(device: str) -> Suite:
     return _issue3_cpu() if device == "cpu" else _issue3_cuda()
 
 
-SUITES = {"quick": quick, "issue2": issue2, "issue3": issue3}
+def issue4(device: str) -> Suite:
+    """The noarch variants (Triton, or torch's operations on the CPU) beside the compiled ones."""
+    if device == "cpu":
+        names = (OURS, NOARCH, EAGER)
+        return Suite(tuple(Case(op, 256, 4096, names, "wall") for op in ("geglu", "geglu_packed", "geglu_backward")))
+    sizes = ((8192, 3072), (8192, 14336))
+    forward = [Case("geglu", *size, (OURS, NOARCH, EAGER, LIGER), "event") for size in sizes]
+    exact = [Case("geglu", *size, (OURS, NOARCH, EAGER), "event", form="none") for size in sizes]
+    packed = [Case("geglu_packed", *size, (OURS, NOARCH, EAGER), "event") for size in sizes]
+    backward = [Case("geglu_backward", *size, (OURS, NOARCH, EAGER, LIGER), "event") for size in sizes]
+    host = Case("geglu", 1, 14336, (OURS, NOARCH, EAGER, LIGER), "host")
+    bars = [_against(case, OURS, 1.05, of=NOARCH) for case in (*forward, *exact)]
+    bars += [_against(host, LIGER, 0.7, of=NOARCH)]
+    return Suite((*forward, *exact, *packed, *backward, host), tuple(bars))
+
+
+SUITES = {"quick": quick, "issue2": issue2, "issue3": issue3, "issue4": issue4}
 
 
 def free(
@@ -87,10 +103,10 @@ def _everyone(op: str, form: str, mode: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _against(case: Case, who: str, limit: float) -> Bar:
-    """Our time over that of `who` ("floor" or a provider) is at most `limit`."""
-    what = f"{case.label}: ours / {who}"
-    return Bar(what, case.value_name(OURS), limit, bottom=case.value_name(who))
+def _against(case: Case, who: str, limit: float, of: str = OURS) -> Bar:
+    """The time of `of` over that of `who` ("floor" or a provider) is at most `limit`."""
+    what = f"{case.label}: {of} / {who}"
+    return Bar(what, case.value_name(of), limit, bottom=case.value_name(who))
 
 
 def _faster(case: Case, who: str, times: float) -> Bar:

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from .dispatch import DEVICES
+
 # Names of the classes in transformers.activations -> `approximate`. Those behind gelu_new and gelu_fast are the tanh
 # form written out in single operations.
 _TRANSFORMERS_GELU = {
@@ -16,7 +18,7 @@ _TRANSFORMERS_GELU = {
     "FastGELUActivation": "tanh",
 }
 FUSED_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16, torch.float64))
-FUSED_DEVICES = frozenset(("cpu", "cuda"))
+FUSED_DEVICES = frozenset(DEVICES)
 
 gelu_tanh = partial(nn.functional.gelu, approximate="tanh")
 

@@ -2,6 +2,8 @@
 
 import torch
 
+from .dispatch import DEVICES
+
 
 def explained(error: Exception, name: str, **arguments: object) -> Exception:
     """The error that names the argument, if one of them is to blame, else ``error`` itself."""
@@ -11,6 +13,7 @@ def explained(error: Exception, name: str, **arguments: object) -> Exception:
     for argument, value in arguments.items():
         if value.layout != torch.strided or value.is_nested:
             return NotImplementedError(f"{name}: {argument} must be a dense tensor, but its layout is {value.layout}")
-        if value.device.type not in ("cpu", "cuda"):
-            return NotImplementedError(f"{name}: {argument} must be on a cpu or cuda device, but is on {value.device}")
+        if value.device.type not in DEVICES:
+            expected = " or ".join(DEVICES)
+            return NotImplementedError(f"{name}: {argument} must be on a {expected} device, but is on {value.device}")
     return error

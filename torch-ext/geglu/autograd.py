@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from ._ops import ops
+from .dispatch import ops
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _KAPPA = 0.044715

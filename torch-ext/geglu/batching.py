@@ -2,7 +2,7 @@
 
 import torch
 
-from ._ops import add_op_namespace_prefix, ops
+from .dispatch import add_op_namespace_prefix, ops
 
 
 def lead(info, in_dims, *tensors):

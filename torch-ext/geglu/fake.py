@@ -6,14 +6,14 @@ to, or is contiguous where an operator reads a packed tensor.
 
 import torch
 
-from ._ops import add_op_namespace_prefix
+from .dispatch import DEVICES, add_op_namespace_prefix
 
 
 def _reject_meta(op: str, **tensors: torch.Tensor) -> None:
     """A fake implementation also serves real tensors on the meta device, which have no values to compute with."""
     for name, tensor in tensors.items():
         if tensor.device.type == "meta":
-            raise RuntimeError(f"{op}: {name} must be on a cpu or cuda device, but is on the meta device")
+            raise RuntimeError(f"{op}: {name} must be on a {' or '.join(DEVICES)} device, but is on the meta device")
 
 
 def _check_packed(op: str, x: torch.Tensor) -> list[int]:

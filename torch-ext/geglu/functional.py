@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from ._ops import ops
 from .arguments import explained
 from .autograd import GeGLU, GeGLUPacked
+from .dispatch import ops
 
 
 def geglu(gate: torch.Tensor, up: torch.Tensor, *, approximate: str = "tanh") -> torch.Tensor:

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 
-from ._ops import ops
 from .arguments import explained
+from .dispatch import ops
 from .linear_autograd import CompiledLinearGELU, Linear, LinearGELU
 
 
@@ -69,8 +69,11 @@ def activation_code(activation: str | None) -> int:
 
 def tf32_allowed() -> bool:
     """Whether torch lets float32 matrix products use TF32, by whichever of its two interfaces that was said."""
-    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+    matmul = torch.backends.cuda.matmul
+    return matmul.fp32_precision == "tf32" if _HAS_FP32_PRECISION else matmul.allow_tf32
 
+
+_HAS_FP32_PRECISION = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # from torch 2.9 on
 
 # A compiled caller takes the answer as a constant: torch.compile itself guards on the setting.
 tf32_allowed._dynamo_marked_constant = True

@@ -7,8 +7,8 @@ With pre = x @ weight.T + bias, out = gelu(pre) and d = grad_out * gelu'(pre):
 import torch
 import torch.nn.functional as F
 
-from ._ops import ops
 from .autograd import derivatives
+from .dispatch import ops
 
 
 def rows(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from ._ops import add_op_namespace_prefix, ops
 from .batching import lead
+from .dispatch import add_op_namespace_prefix, ops
 
 _APPROXIMATE = {1: "none", 2: "tanh"}
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._ops import ops
+from .dispatch import ops
 from .linear import activation_code, explained_linear, tf32_allowed
 
 logger = logging.getLogger("geglu")

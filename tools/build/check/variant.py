@@ -15,19 +15,29 @@ from .library import check_library
 _SIZE_LIMIT = 4 * 2**20
 
 _NAME = re.compile(r"torch-stable-abi(\d)(\d+)-(cpu|cu(\d+)\d)-(x86_64|aarch64)-linux")
+_NOARCH_NAME = re.compile(r"torch-(cpu|cuda|rocm|xpu)")
 
 
 @dataclass(frozen=True)
 class VariantName:
-    """The parts of a variant directory's name that the content must agree with."""
+    """The parts of a variant directory's name that the content must agree with.
+
+    `machine` and `stable_abi` are None for a noarch variant, which has no compiled library.
+    """
 
     backend: str
-    cuda_major: int | None
-    machine: str
-    stable_abi: tuple[int, int]
+    cuda_major: int | None = None
+    machine: str | None = None
+    stable_abi: tuple[int, int] | None = None
+
+    @property
+    def is_noarch(self) -> bool:
+        return self.machine is None
 
     @classmethod
     def parse(cls, name: str) -> VariantName | None:
+        if match := _NOARCH_NAME.fullmatch(name):
+            return cls(match[1])
         match = _NAME.fullmatch(name)
         if match is None:
             return None
@@ -40,7 +50,10 @@ def check_variant(directory: Path) -> list[str]:
     directory = directory.resolve()
     name = VariantName.parse(directory.name)
     if name is None:
-        return [f"{directory.name} is no name of a stable-ABI variant (torch-stable-abi210-cpu-x86_64-linux)"]
+        return [
+            f"{directory.name} is no name of a stable-ABI variant (torch-stable-abi210-cpu-x86_64-linux) or a noarch "
+            "one (torch-cuda)"
+        ]
     try:
         metadata = Metadata.read_from_file(directory / "metadata.json")
     except (OSError, ValueError) as error:
@@ -50,7 +63,12 @@ def check_variant(directory: Path) -> list[str]:
     backend = str(metadata.backend.backend_type)
     if backend != name.backend:
         problems.append(f"metadata.json says backend {backend}, the directory's name {name.backend}")
+    problems += _check_id(directory, metadata, backend, name.is_noarch)
     libraries = sorted(path.name for path in directory.rglob("*.so"))
+    if name.is_noarch:
+        archs = metadata.backend.archs
+        problems += [f"the libraries are {libraries}, expected none in a noarch variant"] if libraries else []
+        return problems + ([f"metadata.json declares {archs}, which a noarch variant has no code for"] if archs else [])
     if libraries != [f"{metadata.id}.abi3.so"]:
         return [*problems, f"the libraries are {libraries}, expected exactly {metadata.id}.abi3.so, named by the id"]
     path = directory / libraries[0]
@@ -58,7 +76,9 @@ def check_variant(directory: Path) -> list[str]:
         library = Library(path)
     except (ELFError, OSError) as error:
         return [*problems, f"{path.name}: {error}"]
-    problems += _check_id(directory, metadata, backend, library)
+    exported = library.exported()
+    if exported != {f"PyInit_{metadata.id}"}:
+        problems.append(f"{library.path.name} exports {sorted(exported)}, expected PyInit_{metadata.id} alone")
     declared = metadata.backend.archs or []
     return problems + [f"{path.name}: {problem}" for problem in check_library(library, name, declared)]
 
@@ -79,22 +99,21 @@ def _check_size(directory: Path) -> list[str]:
     return [] if size <= _SIZE_LIMIT else [f"{size / 2**20:.2f} MB, more than {_SIZE_LIMIT / 2**20:.0f} MB"]
 
 
-def _check_id(directory: Path, metadata: Metadata, backend: str, library: Library) -> list[str]:
-    """The id is the module, the library's name, its init symbol and the operators' namespace at once."""
+def _check_id(directory: Path, metadata: Metadata, backend: str, is_noarch: bool) -> list[str]:
+    """The id is the module, the operators' namespace and, in a compiled variant, the library's name at once."""
     variant_id, problems = metadata.id, []
     if not re.fullmatch(rf"_{metadata.name.python_name}_{backend}_[0-9a-z_]{{7,}}", variant_id):
         problems.append(
             f"id {variant_id} is not of the form _{metadata.name.python_name}_{backend}_<7 digits or more>"
         )
-    exported = library.exported()
-    if exported != {f"PyInit_{variant_id}"}:
-        problems.append(f"{library.path.name} exports {sorted(exported)}, expected PyInit_{variant_id} alone")
     try:
         ops = (directory / "_ops.py").read_text()
     except OSError as error:
         return [*problems, f"_ops.py: {error}"]
-    used = set(re.findall(r"torch\.ops\.(\w+)", ops)) | set(re.findall(r"\b(\w+)::", ops))
-    used |= set(re.findall(r"^from \. import (\w+)$", ops, re.MULTILINE))
+    imported = set(re.findall(r"^from \. import (\w+)$", ops, re.MULTILINE))
+    used = set(re.findall(r"torch\.ops\.(\w+)", ops)) | set(re.findall(r"\b(\w+)::", ops)) | imported
     if used != {variant_id}:
         problems.append(f"_ops.py uses the names {sorted(used)}, expected {variant_id} alone")
+    if is_noarch and imported:
+        problems.append(f"_ops.py imports the library {variant_id}, which a noarch variant has not")
     return problems
