@@ -66,7 +66,7 @@ build: toolchain $(STAMP)-demo $(if $(CUDA_WHEELS),$(STAMP)-cuda)
 # The kernels library chooses by what torch was built for, GPU or not: build exactly that variant.
 build-demo: toolchain $(STAMP)-demo
 	@variant=$$($(RUN) -c 'import torch; print("cuda" if torch.version.cuda else "cpu")') && \
-	$(MAKE) --no-print-directory build VARIANTS=$$variant,noarch
+	$(MAKE) --no-print-directory build VARIANTS=$$variant
 
 bench: build $(STAMP)-peers
 	@$(RUN) -m tools.sweep $(BENCH_ARGS)

@@ -63,6 +63,7 @@ class Package:
     license: str
     upstream: str | None
     source: str | None
+    repo_id: str | None
     backends: tuple[str, ...]
     stable_abi: dict[str, tuple[int, int]]
     binding: Component
@@ -120,6 +121,7 @@ def load(root: Path) -> Package:
         license=general["license"],
         upstream=general.get("upstream"),
         source=general.get("source"),
+        repo_id=general.get("hub", {}).get("repo-id"),
         backends=backends,
         stable_abi={backend: _stable_abi(torch, backend) for backend in backends},
         binding=_component("torch", torch),

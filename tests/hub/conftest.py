@@ -1,0 +1,153 @@
+"""A published project on a loopback Hub, and child processes with empty caches that use it as a user would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import package
+import pytest
+import torch
+from loopback import TOKEN, Hub, serve
+
+ROOT = Path(__file__).parents[2]
+REPO = "org/geglu"
+
+# What publishing and building read.
+_PARTS = ("kernel_src", "torch-ext", "tools", "benchmarks", "build.toml", "CARD.md", ".build-cache")
+_GIT = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
+
+
+def run(*command: object, env: dict[str, str] | None = None, cwd: Path | None = None, code: int | None = 0):
+    """A finished child process; `code` is the exit code that it must have, None for any."""
+    child = subprocess.run(
+        [str(part) for part in command], env=env, cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+    assert code is None or child.returncode == code, child.stdout + child.stderr
+    return child
+
+
+class Project:
+    """A git checkout of the project that can be built and published."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def commit(self) -> None:
+        run("git", "add", "-A", cwd=self.root)
+        run("git", *_GIT, "commit", "-q", "-m", "state", cwd=self.root)
+
+    def build(self, variants: str) -> None:
+        environment = package.child_environment(PYTHONPATH=str(self.root))
+        run(sys.executable, "-m", "tools.build", "--variants", variants, env=environment, cwd=self.root)
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        path = self.root / name
+        assert old in path.read_text(), f"{old!r} is not in {name}"
+        path.write_text(path.read_text().replace(old, new))
+
+    def publish(self, hub: Hub, *arguments: str, code: int = 0, token: str | None = TOKEN, **changes: str):
+        """The command line of tools.publish against a Hub."""
+        home = self.root.parent / "publisher"
+        environment = child_environment(hub, home, PYTHONPATH=str(self.root), **changes)
+        if token:
+            environment["HF_TOKEN"] = token
+        command = (sys.executable, "-m", "tools.publish", *arguments)
+        return run(*command, env=environment, cwd=self.root, code=code)
+
+
+def child_environment(hub: Hub, home: Path, **changes: str) -> dict[str, str]:
+    """An environment in which the Hub is the loopback's and every cache lies below `home`.
+
+    HF_HUB_DISABLE_TELEMETRY stays unset: with it, kernels 0.17.2 sends a header that its HTTP client refuses.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_", "LOCAL_"))}
+    return {
+        **kept,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HOME": str(home),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "NO_PROXY": "127.0.0.1",
+        **changes,
+    }
+
+
+@pytest.fixture(scope="session")
+def pristine_project(tmp_path_factory) -> Project:
+    """The project, committed, with its CPU and noarch variants. Not to be changed."""
+    if torch.version.cuda is not None:
+        pytest.skip("the loader takes CUDA variants only under this torch, and building one takes minutes")
+    if not (ROOT / "tools" / "publish").is_dir():
+        pytest.skip("the publisher is not here")
+    root = tmp_path_factory.mktemp("project") / "geglu"
+    root.mkdir()
+    for part in _PARTS:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
+        elif (ROOT / part).exists():
+            shutil.copy(ROOT / part, root / part)
+    (root / ".gitignore").write_text("build/\n.build-cache/\n__pycache__/\n/torch-ext/registration.h\n")
+    project = Project(root)
+    run("git", "init", "-q", cwd=root)
+    project.commit()
+    project.build("cpu,noarch")
+    return project
+
+
+@pytest.fixture
+def project(pristine_project, tmp_path) -> Project:
+    """A copy of the project, to be changed."""
+    shutil.copytree(pristine_project.root, tmp_path / "geglu", symlinks=True)
+    return Project(tmp_path / "geglu")
+
+
+@pytest.fixture(scope="session")
+def shared_hub(pristine_project, tmp_path_factory) -> Hub:
+    """A Hub with version 1 of the project, from an organization that is trusted. Not to be changed."""
+    with serve(tmp_path_factory.mktemp("hub"), trusted={"org"}) as hub:
+        pristine_project.publish(hub, "--yes")
+        yield hub
+
+
+@pytest.fixture
+def hub(shared_hub, tmp_path) -> Hub:
+    """A Hub with the same content, to be changed."""
+    shutil.copytree(shared_hub.root, tmp_path / "hub")
+    with serve(tmp_path / "hub", trusted={"org"}) as served:
+        yield served
+
+
+@pytest.fixture
+def empty_hub(tmp_path) -> Hub:
+    with serve(tmp_path / "empty-hub", trusted={"org"}) as served:
+        yield served
+
+
+@pytest.fixture
+def python(tmp_path) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs a program in a fresh process whose caches lie in `home` (default: empty ones)."""
+    homes = iter(range(1000))
+
+    def run_program(hub: Hub, program: str, home: Path | None = None, code: int | None = 0, **changes: str):
+        home = home or tmp_path / f"home{next(homes)}"
+        environment = child_environment(hub, home, **changes)
+        return run(sys.executable, "-c", textwrap.dedent(program), env=environment, code=code)
+
+    return run_program
+
+
+@pytest.fixture
+def command(tmp_path) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs a program that is installed beside this Python: `kernels` or `hf`."""
+
+    def run_command(hub: Hub, name: str, *arguments: object, home: Path, code: int | None = 0, **changes: str):
+        program = Path(sys.executable).with_name(name)
+        return run(program, *arguments, env=child_environment(hub, home, **changes), code=code)
+
+    return run_command

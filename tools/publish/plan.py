@@ -1,0 +1,98 @@
+"""What a publication would change: the Hub's branches beside the local files, and the rule of versions."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from .api import broken_promises
+from .errors import PublishError
+from .remote import Remote
+from .source import Source
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The changes of one branch: files to write, paths to delete, and what stays. `head` is None for a new branch."""
+
+    name: str
+    head: str | None
+    writes: dict[str, Path | bytes]
+    deletes: tuple[str, ...]
+    unchanged: int
+
+    @property
+    def is_empty(self) -> bool:
+        return self.head is not None and not self.writes and not self.deletes
+
+    @property
+    def size(self) -> int:
+        """Bytes to upload."""
+        return sum(len(content_of(content)) for content in self.writes.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`version_reason` says why this version may be published as it is."""
+
+    branches: tuple[Branch, ...]
+    version_reason: str
+
+    @property
+    def is_empty(self) -> bool:
+        return all(branch.is_empty for branch in self.branches)
+
+
+def make_plan(source: Source, remote: Remote) -> Plan:
+    """Compares. Raises PublishError where the version rule forbids the publication."""
+    version = source.package.version
+    reason = _check_version(source, remote)
+    # The build first: a card never describes what is not there.
+    branches = (
+        _compare(f"v{version}", source.build, remote, keep=()),
+        _compare("main", source.main, remote, keep=(".gitattributes",)),
+    )
+    return Plan(branches, reason)
+
+
+def _check_version(source: Source, remote: Remote) -> str:
+    version, published = source.package.version, remote.versions()
+    newest = max(published, default=None)
+    if newest is None:
+        return f"version {version} is the first"
+    if version < newest:
+        raise PublishError(
+            f"build.toml says version {version}, but version {newest} is published: a version does not go back"
+        )
+    if version > newest + 1:
+        raise PublishError(f"build.toml says version {version}, but the newest is {newest}: the next is {newest + 1}")
+    if version == newest + 1:
+        return f"version {version} is new; version {newest} stays as it is"
+    promised = remote.api(f"v{version}")
+    if promised is None:
+        return f"version {version} was begun, and has no variant yet"
+    broken = broken_promises(promised, source.api)
+    if broken:
+        raise PublishError(
+            f"version {version} is published, and this is not compatible with it ({'; '.join(broken)}): "
+            f"set version = {version + 1} in build.toml and build again"
+        )
+    return f"version {version} is published, and its API is kept"
+
+
+def _compare(name: str, local: dict[str, Path | bytes], remote: Remote, keep: tuple[str, ...]) -> Branch:
+    head = remote.head(name)
+    there = remote.files(name) if head else {}
+    writes = {path: content for path, content in local.items() if there.get(path) not in ids_of(content_of(content))}
+    stale = tuple(sorted(path for path in there if path not in local and path not in keep))
+    return Branch(name, head, writes, stale, len(local) - len(writes))
+
+
+def content_of(content: Path | bytes) -> bytes:
+    return content if isinstance(content, bytes) else content.read_bytes()
+
+
+def ids_of(content: bytes) -> tuple[str, str]:
+    """The ids that the Hub may know a file by: git's, or for large files the sha256."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest(), hashlib.sha256(content).hexdigest()

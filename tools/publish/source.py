@@ -1,0 +1,98 @@
+"""What is published: a clean commit, its checked variants, the card and the benchmarks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..build import BUILDER
+from ..build.check import check_variant
+from ..build.config import Package, load
+from ..build.errors import BuildError
+from .api import Api, read_api
+from .card import fill_card
+from .errors import PublishError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that may go to the Hub. `build` and `main` are the files of the two branches, by their path there."""
+
+    package: Package
+    repo_id: str
+    commit: str
+    variants: tuple[str, ...]
+    build: dict[str, Path]
+    main: dict[str, Path | bytes]
+    api: Api
+
+
+def collect(root: Path, repo_id: str | None) -> Source:
+    """Reads the project at `root`, for `repo_id` or the repository that build.toml names.
+
+    Raises PublishError for a dirty tree, no variants, or one that fails a check.
+    """
+    try:
+        package = load(root)
+    except BuildError as error:
+        raise PublishError(str(error)) from error
+    repo_id = repo_id or package.repo_id
+    if repo_id is None:
+        raise PublishError("build.toml has no [general.hub] repo-id: add it, or name one with --repo-id")
+    commit = _clean_commit(root)
+    folders = sorted(path for path in (root / "build").glob("torch*") if path.is_dir())
+    if not folders:
+        raise PublishError(f"{root / 'build'} holds no variant: run `make build` first")
+    for folder in folders:
+        _require_publishable(folder, package, commit)
+    variants = tuple(folder.name for folder in folders)
+    build = {
+        f"build/{folder.name}/{path.relative_to(folder).as_posix()}": path
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    api = read_api(lambda name: _read(package.python_root / name))
+    benchmarks = {f"benchmarks/{path.name}": path for path in sorted((root / "benchmarks").glob("benchmark*.py"))}
+    card = fill_card(root / "CARD.md", package, repo_id, api, variants, bool(benchmarks))
+    return Source(package, repo_id, commit, variants, build, {"README.md": card.encode(), **benchmarks}, api)
+
+
+def _clean_commit(root: Path) -> str:
+    if _git(root, "rev-parse", "--is-inside-work-tree") != "true":
+        raise PublishError(f"{root} is no git checkout: what is published must name the commit it was made from")
+    if changed := _git(root, "status", "--porcelain"):
+        first = changed.splitlines()[0].strip()
+        raise PublishError(f"the working tree is not clean ({first}): commit or remove it, then build again")
+    return _git(root, "rev-parse", "HEAD")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    return result.stdout.strip() if result.returncode == 0 else ""
+
+
+def _require_publishable(folder: Path, package: Package, commit: str) -> None:
+    """All of the builder's checks, and that this commit and this version are what the variant says of itself."""
+    if problems := check_variant(folder):
+        raise PublishError(f"{folder.name} fails its checks: {'; '.join(problems)}: build it again")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    if metadata["version"] != package.version:
+        raise PublishError(
+            f"{folder.name} is of version {metadata['version']}, but build.toml says {package.version}: build it again"
+        )
+    provenance = metadata.get("provenance", {})
+    kernel, builder = provenance.get("kernel", {}), provenance.get("kernel-builder", {}).get("version", "")
+    if kernel.get("dirty", True) or kernel.get("commit") != commit:
+        raise PublishError(
+            f"{folder.name} was not built from commit {commit[:12]} as it is: run `make build` in the clean tree"
+        )
+    # Which builder made a variant is for its users to see: this project's marks what it builds.
+    if not builder:
+        raise PublishError(f"{folder.name} does not say what built it ({BUILDER!r} for a local build): build it again")
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.is_file() else None
