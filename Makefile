@@ -11,6 +11,7 @@ JOBS ?= $(shell nproc)
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 PROFILE_ARGS ?=
+PUBLISH_ARGS ?=
 # Two workers: more would only take turns on two cores, or crowd a GPU's memory.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 # What does not depend on the loaded build.
@@ -39,7 +40,7 @@ CXX_FILES = $(shell find kernel_src torch-ext tests tools \( -name '*.h' -o -nam
 .DELETE_ON_ERROR:
 # Two installers at a time would get in each other's way; the builder itself runs JOBS compilers.
 .NOTPARALLEL:
-.PHONY: help demo test build bench profile style format check clean toolchain build-demo
+.PHONY: help demo test build bench profile style format check clean publish toolchain build-demo
 
 help:
 	@echo "make demo     build for this machine, kernelize a Gemma 3, compare with eager and torch.compile (DEMO_ARGS)"
@@ -49,6 +50,7 @@ help:
 	@echo "make profile  run the CUDA kernel under Nsight Compute (PROFILE_ARGS)"
 	@echo "make style    check formatting and lint; make format repairs what can be repaired"
 	@echo "make check    style, then the checks of every build in build/"
+	@echo "make publish  show what publishing build/ would change on the Hub (PUBLISH_ARGS=--yes publishes)"
 	@echo "make clean    delete builds and caches; .venv stays"
 
 demo: build-demo
@@ -86,6 +88,9 @@ format: $(STAMP)-dev
 
 check: style $(STAMP)-demo
 	@$(RUN) -m tools.build.check
+
+publish: $(STAMP)-demo
+	@$(RUN) -m tools.publish $(PUBLISH_ARGS)
 
 clean:
 	rm -rf build .build-cache .pytest_cache .hypothesis .ruff_cache result
