@@ -6,6 +6,7 @@ import re
 import package
 import pytest
 
+pytest.importorskip("elftools", reason="the builder's requirements are not here")
 pytest.importorskip("tools.matrix", reason="the tools are not here")
 
 from kernels.archs import _supports_cuda_capability

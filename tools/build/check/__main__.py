@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _variants(path: Path) -> list[Path]:
     if (path / "metadata.json").exists() or path.name.startswith("torch-"):
         return [path]
-    return sorted(folder for place in (path / "build", path) for folder in place.glob("torch-*") if folder.is_dir())
+    place = path / "build" if (path / "build").is_dir() else path
+    return sorted(folder for folder in place.glob("torch-*") if folder.is_dir())
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def _near_slope(x):
 
 @triton.jit
 def _gelu(x, TANH: tl.constexpr, PRECISE: tl.constexpr, DERIVATIVE: tl.constexpr):
-    """gelu(x) and, if DERIVATIVE, gelu'(x), else x. PRECISE: to float32's accuracy, else to that of half types.
+    """gelu(x) and, if DERIVATIVE, gelu'(-|x|), else x. PRECISE: to float32's accuracy, else to that of half types.
 
-    x is float32. NaN gives NaN.
+    x is float32. gelu(NaN) is NaN. gelu'(x) is gelu'(-|x|) for negative x, else 1 minus that.
     """
     FAR: tl.constexpr = 10.085 if TANH else 13.28
     a = tl.minimum(tl.abs(x), FAR)
@@ -122,15 +122,24 @@ def _gelu(x, TANH: tl.constexpr, PRECISE: tl.constexpr, DERIVATIVE: tl.constexpr
     else:
         q = numerator * _reciprocal(denominator)
         value = x * tl.where(x < 0.0, q, 1.0 - q)
-    derivative = x
+    h = x
     if DERIVATIVE:
         if TANH:
             slope = a * (1.59576912160573071176 + 0.21406444881780074633 * (a * a))
             h = q - q * (1.0 - q) * slope
         else:
             h = q - a * (e * 0.398942280401432677940)
-        derivative = tl.where(x == x, tl.where(x < 0.0, h, 1.0 - h), x)
-    return value, derivative
+    return value, h
+
+
+@triton.jit
+def _times_derivative(d, x, h, PRECISE: tl.constexpr):
+    """d * gelu'(x) for h = gelu'(-|x|)."""
+    product = d * tl.where(x < 0.0, h, 1.0 - h)
+    if PRECISE:
+        # d - d * h is rounded once where 1 - h would be, too. Not for infinite d, which may meet h = 0.
+        product = tl.where((x >= 0.0) & (tl.abs(d) < float("inf")), d - d * h, product)
+    return tl.where(x == x, product, x)
 
 
 @triton.jit
@@ -147,11 +156,12 @@ def _forward(g, u, GATED: tl.constexpr, TANH: tl.constexpr):
 def _backward(d, g, u, GATED: tl.constexpr, TANH: tl.constexpr):
     """round(d * u) * gelu'(g) and d * round(gelu(g)) in g's type; d * gelu'(g) twice unless GATED."""
     wide = d.to(tl.float32)
-    value, derivative = _gelu(g.to(tl.float32), TANH, g.dtype == tl.float32, True)
+    x = g.to(tl.float32)
+    value, h = _gelu(x, TANH, g.dtype == tl.float32, True)
     if GATED:
         for_up = (wide * value.to(g.dtype).to(tl.float32)).to(g.dtype)
         wide = (wide * u.to(tl.float32)).to(g.dtype).to(tl.float32)
-    for_gate = (wide * derivative).to(g.dtype)
+    for_gate = _times_derivative(wide, x, h, g.dtype == tl.float32).to(g.dtype)
     if not GATED:
         for_up = for_gate
     return for_gate, for_up
