@@ -15,7 +15,7 @@ PUBLISH_ARGS ?=
 # Two workers: more would only take turns on two cores, or crowd a GPU's memory.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 # What does not depend on the loaded build.
-NOARCH_ARGS := $(addprefix --ignore=tests/,build sweep test_noarch.py test_sources.py test_reference.py)
+NOARCH_ARGS := $(addprefix --ignore=tests/,build sweep hub test_matrix.py test_noarch.py test_sources.py test_reference.py)
 
 VENV := .venv
 RUN := $(VENV)/bin/python

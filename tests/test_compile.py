@@ -158,8 +158,8 @@ def test_the_graph_calls_our_operator(kernel, ops, device, act_fn):
             torch.randn(2, 24, device=device)
         )
     targets = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
-    assert targets.count(ops.geglu.default) == 1
-    assert not any("gelu" in str(target) and target is not ops.geglu.default for target in targets)
+    assert targets.count(ops.geglu_mlp.default) == 1
+    assert not any("gelu" in str(target) and target is not ops.geglu_mlp.default for target in targets)
 
 
 def test_a_planted_graph_break_is_noticed(kernel):

@@ -31,9 +31,19 @@ TESTED = {
     "linear",
     "linear_with_preactivation",
     "linear_backward",
+    # In test_mlp.py.
+    "linear_geglu",
+    "geglu_mlp",
 }
 # No results that a compiler or autograd would have to know about.
-PRIVATE = {"cpu_capability", "linear_route", "linear_tune", "linear_export_tuning", "linear_import_tuning"}
+PRIVATE = {
+    "cpu_capability",
+    "linear_route",
+    "linear_tune",
+    "linear_export_tuning",
+    "linear_import_tuning",
+    "geglu_mlp_route",
+}
 
 
 def test_no_operator_is_left_out(ops):

@@ -22,6 +22,15 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("linear_tune(Tensor x, Tensor weight, Tensor? bias, int activation, bool allow_tf32, bool training) -> str");
   ops.def("linear_export_tuning() -> str");
   ops.def("linear_import_tuning(str entry) -> str");
+  ops.def(
+      "linear_geglu(Tensor x, Tensor gate_weight, Tensor up_weight, Tensor? gate_bias, Tensor? up_bias, bool tanh, "
+      "bool allow_tf32) -> Tensor");
+  ops.def(
+      "geglu_mlp(Tensor x, Tensor gate_weight, Tensor up_weight, Tensor down_weight, Tensor? gate_bias, "
+      "Tensor? up_bias, Tensor? down_bias, bool tanh, bool allow_tf32) -> Tensor");
+  ops.def(
+      "geglu_mlp_route(Tensor x, Tensor gate_weight, Tensor up_weight, Tensor down_weight, Tensor? gate_bias, "
+      "Tensor? up_bias, Tensor? down_bias, bool tanh, bool allow_tf32) -> str");
   ops.def("cpu_capability() -> str");
 }
 
@@ -40,6 +49,10 @@ void implement(Library& ops) {
   ops.impl("linear_backward", TORCH_BOX(&Linear::linear_backward));
   ops.impl("linear_route", TORCH_BOX(&Linear::linear_route));
   ops.impl("linear_tune", TORCH_BOX(&Linear::linear_tune));
+  using Mlp = geglu::MlpOps<LinearBackend>;
+  ops.impl("linear_geglu", TORCH_BOX(&Mlp::linear_geglu));
+  ops.impl("geglu_mlp", TORCH_BOX(&Mlp::geglu_mlp));
+  ops.impl("geglu_mlp_route", TORCH_BOX(&Mlp::geglu_mlp_route));
 }
 
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {

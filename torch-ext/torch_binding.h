@@ -67,4 +67,25 @@ struct LinearOps {
                                  int64_t activation, bool allow_tf32, bool training);
 };
 
+// Defined in mlp_ops.h, instantiated once for each backend.
+template <class Backend>
+struct MlpOps {
+  using Tensor = torch::stable::Tensor;
+
+  // gelu(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias)
+  static Tensor linear_geglu(const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
+                             const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias, bool tanh,
+                             bool allow_tf32);
+  // That @ down_weight.T + down_bias
+  static Tensor geglu_mlp(const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
+                          const Tensor& down_weight, const std::optional<Tensor>& gate_bias,
+                          const std::optional<Tensor>& up_bias, const std::optional<Tensor>& down_bias, bool tanh,
+                          bool allow_tf32);
+  // How geglu_mlp would compute: the names of its launches, joined by "+".
+  static std::string geglu_mlp_route(const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
+                                     const Tensor& down_weight, const std::optional<Tensor>& gate_bias,
+                                     const std::optional<Tensor>& up_bias, const std::optional<Tensor>& down_bias,
+                                     bool tanh, bool allow_tf32);
+};
+
 }  // namespace geglu

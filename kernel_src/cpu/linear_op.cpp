@@ -4,6 +4,7 @@
 
 #include "cpu/geglu.h"
 #include "linear_ops.h"
+#include "mlp_ops.h"
 #include "torch_binding.h"
 
 namespace geglu {
@@ -20,6 +21,14 @@ struct LinearBackend {
     run(kernels().gelu,
         GeluForward{pre.data_ptr(), out.data_ptr(), dtype, tanh, flat_rows<GeluForward::kTensors>(out.numel())});
   }
+
+  static void geglu(const Tensor& gate, const Tensor& up, const Tensor& out, DType dtype, bool tanh) {
+    run(kernels().forward, GegluForward{gate.data_ptr(), up.data_ptr(), out.data_ptr(), dtype, tanh,
+                                        flat_rows<GegluForward::kTensors>(out.numel())});
+  }
+
+  static bool few_rows_fit(const LinearCall&, const LinearCall*) { return false; }
+  static void few_rows(const LinearCall&, const LinearCall*, bool, const Tensor&) {}
 
   static void gelu_backward(const GeluGradient& gradient) {
     Tensor grads = gradient.grad_out;
@@ -77,5 +86,6 @@ std::string import_tuning(const std::string&) { return "this build has no CUDA";
 }  // namespace cpu
 
 template struct LinearOps<cpu::LinearBackend>;
+template struct MlpOps<cpu::LinearBackend>;
 
 }  // namespace geglu

@@ -24,7 +24,7 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 }
 
 // Enqueues kernel<<<grid, block, 0, stream>>>(arguments...) on the current device. The kernel must begin with
-// wait_for_earlier_kernels() and must not read through the read-only path.
+// wait_for_earlier_kernels(), and must not read what they wrote through the read-only path.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
                              Arguments&&... arguments) {

@@ -6,9 +6,12 @@
 #include <vector>
 
 #include "cuda/cublaslt.h"
+#include "cuda/geglu.h"
 #include "cuda/gelu.h"
 #include "cuda/on_device.h"
+#include "cuda/skinny.h"
 #include "linear_ops.h"
+#include "mlp_ops.h"
 #include "torch_binding.h"
 
 namespace geglu {
@@ -136,6 +139,31 @@ void apply_gelu(const Tensor& pre, const Tensor& out, DType dtype, bool tanh, co
                        on.stream()));
 }
 
+// A product of few rows, or two of the same x, as its kernel wants it; nothing if their elements are not neighbours.
+std::optional<SkinnyProblem> skinny_problem(const LinearCall& gate, const LinearCall* up, bool tanh, void* out) {
+  const std::optional<Matrix> x = detail::as_matrix(gate.x);
+  const auto dense = [](const Tensor& weight) { return weight.stride(1) == 1 && weight.stride(0) >= weight.size(1); };
+  const auto neighbours = [](const Tensor* bias) { return bias == nullptr || bias->stride(0) == 1; };
+  if (gate.rows > kSkinnyRows || gate.depth == 0 || !x || x->col_stride != 1 || !dense(gate.weight))
+    return std::nullopt;
+  if (!neighbours(gate.bias) || (up != nullptr && (!dense(up->weight) || !neighbours(up->bias)))) return std::nullopt;
+  const auto address = [](const Tensor* tensor) { return tensor != nullptr ? tensor->data_ptr() : nullptr; };
+  return SkinnyProblem{x->data,
+                       gate.weight.data_ptr(),
+                       up != nullptr ? up->weight.data_ptr() : nullptr,
+                       address(gate.bias),
+                       up != nullptr ? address(up->bias) : nullptr,
+                       out,
+                       gate.dtype,
+                       tanh,
+                       gate.rows,
+                       gate.cols,
+                       gate.depth,
+                       gate.rows == 1 ? gate.depth : x->row_stride,
+                       gate.weight.stride(0),
+                       up != nullptr ? up->weight.stride(0) : 0};
+}
+
 // A forward pass through cuBLASLt, ready to run.
 class Forward {
  public:
@@ -219,6 +247,24 @@ struct LinearBackend {
 
   static void gelu(const Tensor& pre, const Tensor& out, DType dtype, bool tanh) {
     apply_gelu(pre, out, dtype, tanh, OnDevice(out));
+  }
+
+  static void geglu(const Tensor& gate, const Tensor& up, const Tensor& out, DType dtype, bool tanh) {
+    const OnDevice on(out);
+    on.check(launch_forward(
+        {gate.data_ptr(), up.data_ptr(), out.data_ptr(), dtype, tanh, flat_rows<GegluForward::kTensors>(out.numel())},
+        on.stream()));
+  }
+
+  static bool few_rows_fit(const LinearCall& gate, const LinearCall* up) {
+    const auto problem = skinny_problem(gate, up, false, nullptr);
+    return problem && skinny_fits(*problem, gate.x.get_device_index());
+  }
+
+  static void few_rows(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out) {
+    const OnDevice on(out);
+    const auto problem = skinny_problem(gate, up, tanh, out.data_ptr());
+    on.check(launch_skinny(*problem, on.stream()));
   }
 
   static void gelu_backward(const GeluGradient& gradient) {
@@ -320,5 +366,6 @@ std::string import_tuning(const std::string& entry) { return lt::import_record(e
 }  // namespace cuda
 
 template struct LinearOps<cuda::LinearBackend>;
+template struct MlpOps<cuda::LinearBackend>;
 
 }  // namespace geglu

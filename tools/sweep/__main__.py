@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-SUITES = ("quick", "issue2", "issue3", "issue4")
+SUITES = ("quick", "issue2", "issue3", "issue4", "issue5")
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 

@@ -91,7 +91,7 @@ def _strain(error: float, limit: float) -> float:
 
 def _poison(inputs: Inputs | LinearInputs) -> None:
     """Leave NaN in the memory that the allocator hands out next, so that an unwritten element cannot look right."""
-    like = inputs.grad if isinstance(inputs, LinearInputs) else inputs.gate
+    like = inputs.grad if isinstance(inputs, LinearInputs) else inputs.gate  # of the result's size or more
     blocks = [torch.full_like(like, float("nan"), memory_format=torch.contiguous_format) for _ in range(3)]
     del blocks
 

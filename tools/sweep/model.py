@@ -12,7 +12,8 @@ TENSORS_MOVED = {
 }
 
 LINEAR_OPS = ("linear", "linear_train")
-OPS = (*TENSORS_MOVED, *LINEAR_OPS)
+MLP_OPS = ("geglu_mlp",)
+OPS = (*TENSORS_MOVED, *LINEAR_OPS, *MLP_OPS)
 FORMS = ("tanh", "none")
 LINEAR_FORMS = (*FORMS, "bias")  # "bias": no activation
 MODES = ("event", "graph", "host", "wall")
@@ -24,7 +25,8 @@ OK, FAILED, NOT_AVAILABLE = "ok", "FAILED", "n/a"
 class Case:
     """One thing to time: an op on (rows, cols) halves of `dtype`, with the providers that take turns.
 
-    The linear ops multiply (rows, inner) by (inner, cols). With `tuned`, our algorithms are measured before the clock
+    The linear ops multiply (rows, inner) by (inner, cols); a gated block takes (rows, inner) to itself by way of two
+    projections of `cols` columns. With `tuned`, our algorithms are measured before the clock
     starts; untuned cases of the same shape must come earlier in a run.
     """
 
@@ -49,8 +51,8 @@ class Case:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
         if self.rows < 1 or self.cols < 1:
             raise ValueError(f"rows and cols must be positive, got {self.rows} x {self.cols}")
-        if (self.inner > 0) != (self.op in LINEAR_OPS):
-            raise ValueError(f"inner must be positive for a linear op and 0 for any other, got {self.inner}")
+        if (self.inner > 0) != (self.op in (*LINEAR_OPS, *MLP_OPS)):
+            raise ValueError(f"inner must be positive for an op with products and 0 for any other, got {self.inner}")
 
     @property
     def direction(self) -> str:
@@ -63,6 +65,8 @@ class Case:
     @property
     def minimal_bytes(self) -> int:
         """Bytes that must move: every input read once, every output written once."""
+        if self.op in MLP_OPS:  # x and out, and three weights
+            return (2 * self.rows + 3 * self.cols) * self.inner * ITEM_BYTES[self.dtype]
         if self.inner:
             # x, weight, bias and out; in training also grad_out, and a gradient for each of the first three.
             inputs = self.rows * self.inner + self.cols * self.inner + self.cols

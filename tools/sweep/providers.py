@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from . import linear
+from . import linear, mlp
 from .linear import ADDMM, EAGER, LINEAR, OURS, LinearInputs
-from .model import LINEAR_OPS, Case
+from .mlp import MlpInputs
+from .model import LINEAR_OPS, MLP_OPS, Case
 
 COMPILE, LIGER = "compile", "liger"
 NOARCH = "ours, noarch"  # the variant without a compiled library
@@ -49,7 +50,7 @@ class Call:
 class Provider:
     """`bind` turns an input set into a Call. `checked`: computes the op, so its numbers must be right."""
 
-    bind: Callable[[Inputs | LinearInputs], Call]
+    bind: Callable[[Inputs | LinearInputs | MlpInputs], Call]
     checked: bool = True
 
 
@@ -64,8 +65,10 @@ class Peers:
     compile: bool = True
 
 
-def make_inputs(case: Case, device: torch.device, seed: int) -> Inputs | LinearInputs:
+def make_inputs(case: Case, device: torch.device, seed: int) -> Inputs | LinearInputs | MlpInputs:
     """A fresh set of N(0, 1) inputs. Every tensor is an allocation of its own, aligned as a user's would be."""
+    if case.op in MLP_OPS:
+        return mlp.make_inputs(case, device, seed)
     if case.op in LINEAR_OPS:
         return linear.make_inputs(case, device, seed)
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -93,6 +96,8 @@ def _eager_geglu(gate: torch.Tensor, up: torch.Tensor, form: str) -> torch.Tenso
 
 def _ours(case: Case, peers: Peers) -> Provider:
     kernel = peers.kernel
+    if case.op in MLP_OPS:
+        return Provider(lambda i: Call(mlp.ours(case, kernel, i)))
     if case.op in LINEAR_OPS:
         return Provider(lambda i: Call(linear.ours(case, kernel, i)))
     if case.op == "geglu":
@@ -119,6 +124,8 @@ def _unpacked(case: Case, peers: Peers) -> Provider:
 
 
 def _eager(case: Case, peers: Peers) -> Provider:
+    if case.op in MLP_OPS:
+        return Provider(lambda i: Call(mlp.composed(case, i)))
     if case.op in LINEAR_OPS:
         return Provider(lambda i: Call(linear.composed(case, i)))
     if case.direction == "forward":
@@ -151,6 +158,8 @@ def _liger(case: Case, peers: Peers) -> Provider:
         raise Unavailable(peers.liger_note)
     if case.form != "tanh":
         raise Unavailable("liger-kernel has the tanh form only")
+    if case.op in MLP_OPS:
+        return Provider(lambda i: Call(mlp.liger(peers.liger.LigerGELUMulFunction.apply, i)))
     if case.direction == "forward":
         # Packed halves are copied by its own contiguity wrapper, inside the timed call: that is what a user pays.
         return Provider(lambda i: Call(partial(peers.liger.LigerGELUMulFunction.apply, i.gate, i.up)))
@@ -170,6 +179,8 @@ def _liger(case: Case, peers: Peers) -> Provider:
 
 
 def _linear(case: Case, peers: Peers) -> Provider:
+    if case.op in MLP_OPS:
+        return Provider(lambda i: Call(mlp.one_projection(i)), checked=False)
     return Provider(lambda i: Call(partial(F.linear, *i.forward)), checked=case.form == "bias")
 
 

@@ -4,8 +4,8 @@ import math
 
 import torch
 
-from . import linear
-from .model import LINEAR_OPS, Case
+from . import linear, mlp
+from .model import LINEAR_OPS, MLP_OPS, Case
 
 # A provider may be this much further from fp64 than eager torch is.
 EAGER_MARGIN = 1.05
@@ -51,7 +51,9 @@ def relative_errors(case: Case, inputs, results: tuple[torch.Tensor, ...]) -> li
     Raises ValueError when the number, shape or dtype of the results is not the op's.
     """
     if case.op in LINEAR_OPS:
-        return _linear_errors(case, inputs, results)
+        return _product_errors(linear.expected(case, inputs, gelu, gelu_derivative), inputs, results)
+    if case.op in MLP_OPS:
+        return _product_errors(mlp.expected(case, inputs, gelu), inputs, results)
     want = 1 if case.direction == "forward" else 2
     if len(results) != want:
         raise ValueError(f"expected {want} result(s), got {len(results)}")
@@ -72,8 +74,7 @@ def relative_errors(case: Case, inputs, results: tuple[torch.Tensor, ...]) -> li
     return [math.sqrt(o / n) for o, n in zip(off, norm, strict=True)]
 
 
-def _linear_errors(case: Case, inputs, results: tuple[torch.Tensor, ...]) -> list[float]:
-    truths = linear.expected(case, inputs, gelu, gelu_derivative)
+def _product_errors(truths: tuple[torch.Tensor, ...], inputs, results: tuple[torch.Tensor, ...]) -> list[float]:
     if len(results) != len(truths):
         raise ValueError(f"expected {len(truths)} result(s), got {len(results)}")
     errors = []

@@ -74,7 +74,39 @@ def issue4(device: str) -> Suite:
     return Suite((*forward, *exact, *packed, *backward, host), tuple(bars))
 
 
-SUITES = {"quick": quick, "issue2": issue2, "issue3": issue3, "issue4": issue4}
+# inner, cols: Gemma 2B, Gemma 2 9B, Gemma 3 27B; ModernBERT-base, and the width of BERT's block
+_GEMMAS = ((2048, 16384), (3584, 14336), (5376, 21504))
+_SMALL = ((768, 1152), (768, 3072))
+
+
+def issue5(device: str) -> Suite:
+    """The whole gated block, from one row to thousands."""
+    names = (OURS, EAGER) if device == "cpu" else (OURS, EAGER, LIGER)
+    if device == "cpu":
+        return Suite(tuple(Case("geglu_mlp", m, 3072, names, "wall", inner=768) for m in (1, 16, 256)))
+
+    def case(m: int, shape: tuple[int, int], mode: str = "graph", who: tuple[str, ...] = names) -> Case:
+        return Case("geglu_mlp", m, shape[1], who, mode, inner=shape[0])
+
+    few = {(m, shape): case(m, shape) for shape in (*_GEMMAS, *_SMALL) for m in (1, 4, 8, 16)}
+    more = {(m, shape): case(m, shape) for shape in _GEMMAS for m in (64, 256)}
+    many = {(m, shape): case(m, shape, "event") for m, shape in ((1024, _GEMMAS[1]), (8192, _SMALL[1]))}
+    host = case(1, _SMALL[1], "host", (OURS, EAGER, LIGER, LINEAR))
+    bars = []
+    for (m, shape), of in few.items():
+        if shape in _GEMMAS:
+            bars.append(_against(of, "floor", dict(zip(_GEMMAS, (1.12, 1.08, 1.06), strict=True))[shape]))
+        elif m != 4:
+            bars.append(_against(of, EAGER, dict(zip(_SMALL, (0.34, 0.42), strict=True))[shape]))
+    for (m, _), of in more.items():
+        bars.append(_against(of, "floor", 1.15) if m == 64 else _against(of, EAGER, 0.95))
+    bars += [_against(many[1024, _GEMMAS[1]], EAGER, 0.96), _against(many[8192, _SMALL[1]], EAGER, 0.70)]
+    bars += [_against(host, LINEAR, 1.6), _against(host, EAGER, 0.4), _against(host, LIGER, 0.25)]
+    bars += [_against(of, EAGER, 1.02) for of in (*few.values(), *more.values(), *many.values())]
+    return Suite((*few.values(), *more.values(), *many.values(), host), tuple(bars))
+
+
+SUITES = {"quick": quick, "issue2": issue2, "issue3": issue3, "issue4": issue4, "issue5": issue5}
 
 
 def free(

@@ -13,6 +13,8 @@ from torch import nn
 from .activations import FUSED_DEVICES, FUSED_DTYPES, gelu_form, gelu_tanh
 from .formula import INPUT, is_own, recognizer
 from .functional import geglu
+from .mlp import geglu_mlp
+from .projections import fusable, plain_weight
 
 # One name for every build: the package itself is called after its unique id.
 logger = logging.getLogger("geglu")
@@ -39,11 +41,25 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     form = gelu_form(activation)
     if form is None:
         return host_forward(module, x, f"its activation {activation!r} is not plain GELU", _unfused)
+    if not torch.is_grad_enabled():
+        parameters = _plain_parameters(module, x)
+        if parameters is not None:
+            return geglu_mlp(x, *parameters, approximate=form)
     gate = module.gate_proj(x)
     up = module.up_proj(x)
     if _fusable(gate, up):
         return module.down_proj(geglu(gate, up, approximate=form))
     return module.down_proj(activation(gate) * up)
+
+
+def _plain_parameters(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor | None, ...] | None:
+    """The weights of gate, up and down and their biases, if all three are plain projections and x fits them."""
+    projections = (module.gate_proj, module.up_proj, module.down_proj)
+    weights = tuple(plain_weight(projection) for projection in projections)
+    if any(weight is None for weight in weights):
+        return None
+    parameters = (*weights, *(projection.bias for projection in projections))
+    return parameters if fusable(x, *parameters) else None
 
 
 def host_forward(module: nn.Module, x: torch.Tensor, reason: str, own: Callable) -> torch.Tensor:

@@ -61,7 +61,7 @@ def _gelu_tanh_and_mul_fake(out: torch.Tensor, x: torch.Tensor) -> None:
     _check_packed("gelu_tanh_and_mul", x)
 
 
-def _check_linear(op: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> list[int]:
+def check_linear(op: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> list[int]:
     _reject_meta(op, x=x, weight=weight, **({} if bias is None else {"bias": bias}))
     torch._check(x.dim() > 0, lambda: f"{op}: x must have at least 1 dimension, but has 0")
     torch._check(weight.dim() == 2, lambda: f"{op}: weight must have 2 dimensions, but has {weight.dim()}")
@@ -86,14 +86,14 @@ def _check_linear(op: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
 def _linear_fake(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: int, allow_tf32: bool
 ) -> torch.Tensor:
-    return x.new_empty(_check_linear("linear", x, weight, bias))
+    return x.new_empty(check_linear("linear", x, weight, bias))
 
 
 @torch.library.register_fake(add_op_namespace_prefix("linear_with_preactivation"))
 def _linear_with_preactivation_fake(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: int, allow_tf32: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    sizes = _check_linear("linear_with_preactivation", x, weight, bias)
+    sizes = check_linear("linear_with_preactivation", x, weight, bias)
     return x.new_empty(sizes), x.new_empty(sizes)
 
 

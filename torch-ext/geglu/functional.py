@@ -29,7 +29,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor, *, approximate: str = "tanh") ->
         TypeError: gate or up is no tensor.
         RuntimeError: shapes, dtypes or devices differ, or are not supported.
     """
-    tanh = _is_tanh(approximate)
+    tanh = is_tanh(approximate)
     try:
         if forward_ad._current_level >= 0 or (gate.dtype != up.dtype and torch.is_autocast_enabled(gate.device.type)):
             # Forward-mode differentiation, or type promotion: rare, and torch's own operations do both.
@@ -59,7 +59,7 @@ def geglu_packed(x: torch.Tensor, *, approximate: str = "tanh", gate_first: bool
         TypeError: x is no tensor.
         RuntimeError: x's last dimension is odd, or its dtype or device is not supported.
     """
-    tanh = _is_tanh(approximate)
+    tanh = is_tanh(approximate)
     try:
         if forward_ad._current_level >= 0:
             gate, up = x.chunk(2, -1) if gate_first else x.chunk(2, -1)[::-1]
@@ -94,7 +94,8 @@ def gelu_tanh_and_mul(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return _write_packed("gelu_tanh_and_mul", out, x)
 
 
-def _is_tanh(approximate: str) -> bool:
+def is_tanh(approximate: str) -> bool:
+    """The operators' flag for ``approximate``; raises ValueError for what is neither of the two forms."""
     if approximate == "tanh":
         return True
     if approximate == "none":

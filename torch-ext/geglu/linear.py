@@ -37,7 +37,7 @@ def linear(
         kind = x.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-            x, weight, bias = _cast(x, kind, dtype), _cast(weight, kind, dtype), _cast(bias, kind, dtype)
+            x, weight, bias = (cast_for_autocast(tensor, kind, dtype) for tensor in (x, weight, bias))
         if forward_ad._current_level >= 0:
             return _composed(x, weight, bias, activation)
         allow_tf32 = kind == "cuda" and x.dtype is torch.float32 and tf32_allowed()
@@ -83,7 +83,7 @@ def explained_linear(error: Exception, name: str, x: object, weight: object, bia
     return explained(error, name, x=x, weight=weight, **({} if bias is None else {"bias": bias}))
 
 
-def _cast(tensor: torch.Tensor | None, kind: str, dtype: torch.dtype) -> torch.Tensor | None:
+def cast_for_autocast(tensor: torch.Tensor | None, kind: str, dtype: torch.dtype) -> torch.Tensor | None:
     """What autocast makes of an argument of F.linear: float64, integers and other devices' tensors stay."""
     if tensor is None or tensor.dtype is dtype or tensor.device.type != kind:
         return tensor

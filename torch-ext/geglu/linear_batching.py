@@ -24,18 +24,24 @@ def _one_weight(in_dims) -> bool:
     return in_dims[1] is None and in_dims[2] is None
 
 
-@torch.library.register_vmap(add_op_namespace_prefix("linear"))
-def _linear_vmap(info, in_dims, x, weight, bias, activation, allow_tf32):
+def batched_linear(info, in_dims, x, weight, bias, activation, allow_tf32):
+    """The rule of ``linear``: (result, its batch dimension)."""
     if _one_weight(in_dims):
-        return ops.linear.default(x.movedim(in_dims[0], 0), weight, bias, activation, allow_tf32), 0
+        (x,) = lead(info, in_dims, x)
+        return ops.linear.default(x, weight, bias, activation, allow_tf32), 0
     pre = _preactivation(info, in_dims, x, weight, bias)
     return F.gelu(pre, approximate=_APPROXIMATE[activation]) if activation else pre, 0
+
+
+@torch.library.register_vmap(add_op_namespace_prefix("linear"))
+def _linear_vmap(info, in_dims, *arguments):
+    return batched_linear(info, in_dims, *arguments)
 
 
 @torch.library.register_vmap(add_op_namespace_prefix("linear_with_preactivation"))
 def _linear_with_preactivation_vmap(info, in_dims, x, weight, bias, activation, allow_tf32):
     if _one_weight(in_dims):
-        x = x.movedim(in_dims[0], 0)
+        (x,) = lead(info, in_dims, x)
         return ops.linear_with_preactivation.default(x, weight, bias, activation, allow_tf32), (0, 0)
     pre = _preactivation(info, in_dims, x, weight, bias)
     return (F.gelu(pre, approximate=_APPROXIMATE[activation]), pre), (0, 0)

@@ -3,10 +3,11 @@
 import torch
 from torch import nn
 
-from .activations import FUSED_DEVICES, FUSED_DTYPES, gelu_form, is_customized
+from .activations import gelu_form
 from .blocks import host_forward, report
 from .formula import INPUT, recognizer
 from .linear import linear
+from .projections import fusable, plain_weight
 
 _ACTIVATIONS = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -55,44 +56,11 @@ def _unfused_conv1d_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def _activated(module: nn.Module, projection: nn.Module, activation: object, x: torch.Tensor) -> torch.Tensor:
     """activation(projection(x)): one operation, or the two calls where one of them is something else."""
     form = gelu_form(activation)
-    weight = None if form is None else _plain_weight(projection)
-    if weight is not None and _fusable(x, weight, projection.bias):
+    weight = None if form is None else plain_weight(projection)
+    if weight is not None and fusable(x, weight, projection.bias):
         return linear(x, weight, projection.bias, activation=_ACTIVATIONS[form])
     if form is None:
         report(module, f"its activation {activation!r} is not plain GELU")
     elif weight is None:
         report(module, f"its projection {projection!r} is more than a product with a weight")
     return activation(projection(x))
-
-
-def _plain_weight(projection: nn.Module) -> torch.Tensor | None:
-    """The (N, K) weight of a module that multiplies by it and adds its bias, else None.
-
-    Only the exact classes, without hooks: an adapter, a parametrization, a quantized or sharded weight would be passed
-    by. transformers' Conv1D keeps its weight as (K, N), of which this is a view.
-    """
-    kind = type(projection)
-    is_conv1d = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
-    if (kind is not nn.Linear and not is_conv1d) or is_customized(projection):
-        return None
-    for parameter in (projection.weight, projection.bias):
-        if parameter is not None and type(parameter) not in (nn.Parameter, torch.Tensor):
-            return None
-    return projection.weight.t() if is_conv1d else projection.weight
-
-
-def _fusable(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether ``linear`` takes them; what it refuses is left to the host, and so are the host's errors."""
-    if type(x) is not torch.Tensor or x.device.type not in FUSED_DEVICES or x.layout != torch.strided:
-        return False
-    casts = torch.is_autocast_enabled(x.device.type)
-    return x.dim() > 0 and all(
-        tensor is None
-        or (
-            (casts or tensor.dtype == x.dtype)
-            and tensor.dtype in FUSED_DTYPES
-            and tensor.device == x.device
-            and tensor.layout == torch.strided
-        )
-        for tensor in (x, weight, bias)
-    )

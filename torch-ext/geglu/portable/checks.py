@@ -85,17 +85,37 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int, bool]:
     return begin, begin + reach * size, reach == tensor.numel()
 
 
-def check_linear(op: str, x: torch.Tensor, weight: torch.Tensor, bias: "torch.Tensor | None") -> None:
-    check_first(op, "x", x)
-    check_same(op, "x", x, weight=weight)
+def check_linear(
+    op: str, x: torch.Tensor, weight: torch.Tensor, bias: "torch.Tensor | None", prefix: str = "", x_name: str = "x"
+) -> None:
+    """A linear layer's arguments, which the caller knows as ``prefix`` + "weight" and + "bias"."""
+    check_first(op, x_name, x)
+    check_same(op, x_name, x, **{f"{prefix}weight": weight})
     if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
         raise RuntimeError(
-            f"{op}: weight must have shape [N, {x.shape[-1]}] for x of shape {list(x.shape)}, but has "
+            f"{op}: {prefix}weight must have shape [N, {x.shape[-1]}] for {x_name} of shape {list(x.shape)}, but has "
             f"{list(weight.shape)}"
         )
     if bias is not None:
-        check_same(op, "x", x, bias=bias)
-        check_shape(op, "bias", bias, (weight.shape[0],), f"for weight of shape {list(weight.shape)}")
+        check_same(op, x_name, x, **{f"{prefix}bias": bias})
+        why = f"for {prefix}weight of shape {list(weight.shape)}"
+        check_shape(op, f"{prefix}bias", bias, (weight.shape[0],), why)
+
+
+def check_gated(
+    op: str,
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    gate_bias: "torch.Tensor | None",
+    up_bias: "torch.Tensor | None",
+    has_addresses: bool,
+) -> None:
+    check_linear(op, x, gate_weight, gate_bias, "gate_")
+    check_linear(op, x, up_weight, up_bias, "up_")
+    check_shape(op, "up_weight", up_weight, gate_weight.shape, "the shape of gate_weight")
+    if has_addresses and gate_weight.data_ptr() != up_weight.data_ptr() and overlap(gate_weight, up_weight):
+        raise RuntimeError(f"{op}: up_weight must not overlap gate_weight, whose rows it shares only in part")
 
 
 def check_activation(op: str, activation: int) -> None:

@@ -152,6 +152,56 @@ def linear_backward(
     return grad_x, grad_weight, grad_bias
 
 
+def linear_geglu(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    tanh: bool,
+    allow_tf32: bool,
+    wrap: Callable | None,
+) -> torch.Tensor:
+    checks.check_gated("linear_geglu", x, gate_weight, up_weight, gate_bias, up_bias, has_addresses=wrap is None)
+    return _gated(x, gate_weight, up_weight, gate_bias, up_bias, tanh, wrap)
+
+
+def geglu_mlp(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    tanh: bool,
+    allow_tf32: bool,
+    wrap: Callable | None,
+) -> torch.Tensor:
+    op = "geglu_mlp"
+    checks.check_gated(op, x, gate_weight, up_weight, gate_bias, up_bias, has_addresses=wrap is None)
+    hidden = _gated(x, gate_weight, up_weight, gate_bias, up_bias, tanh, wrap)
+    checks.check_linear(op, hidden, down_weight, down_bias, "down_", "gelu(gate) * up")
+    return _product(hidden, down_weight, down_bias)
+
+
+def geglu_mlp_route(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
+    tanh: bool,
+    allow_tf32: bool,
+) -> str:
+    checks.check_gated("geglu_mlp_route", x, gate_weight, up_weight, gate_bias, up_bias, has_addresses=True)
+    rows = x.shape[:-1].numel()
+    into, back = ("torch" if rows * weight.shape[0] else "empty" for weight in (gate_weight, down_weight))
+    return f"{into}+{into}+geglu+{back}"
+
+
 def linear_route(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: int, allow_tf32: bool, training: bool
 ) -> str:
@@ -198,6 +248,22 @@ def _write_packed(op: str, out: torch.Tensor, x: torch.Tensor, tanh: bool, wrap:
 def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """x @ weight.T + bias, contiguous."""
     return F.linear(x, weight, bias).contiguous()
+
+
+def _gated(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    tanh: bool,
+    wrap: Callable | None,
+) -> torch.Tensor:
+    gate, up = _product(x, gate_weight, gate_bias), _product(x, up_weight, up_bias)
+    out = torch.empty_like(gate)
+    if out.numel():
+        launch.forward(gate, up, out, tanh, wrap)
+    return out
 
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,10 @@ _LINEAR_BACKWARD = (
     "Tensor grad_out, Tensor? x, Tensor? weight, Tensor? pre, int activation, bool allow_tf32, "
     "bool needs_x, bool needs_weight, bool needs_bias"
 )
+_GATED = "Tensor x, Tensor gate_weight, Tensor up_weight"
+_MLP = (
+    f"{_GATED}, Tensor down_weight, Tensor? gate_bias, Tensor? up_bias, Tensor? down_bias, bool tanh, bool allow_tf32"
+)
 SCHEMAS = (
     "geglu(Tensor gate, Tensor up, bool tanh) -> Tensor",
     "geglu_packed(Tensor x, bool tanh, bool gate_first) -> Tensor",
@@ -37,6 +41,9 @@ SCHEMAS = (
     ),
     "linear_route(Tensor x, Tensor weight, Tensor? bias, int activation, bool allow_tf32, bool training) -> str",
     "linear_tune(Tensor x, Tensor weight, Tensor? bias, int activation, bool allow_tf32, bool training) -> str",
+    f"linear_geglu({_GATED}, Tensor? gate_bias, Tensor? up_bias, bool tanh, bool allow_tf32) -> Tensor",
+    f"geglu_mlp({_MLP}) -> Tensor",
+    f"geglu_mlp_route({_MLP}) -> str",
     "linear_export_tuning() -> str",
     "linear_import_tuning(str entry) -> str",
     "cpu_capability() -> str",
@@ -46,7 +53,16 @@ DEVICES = ("cpu", "cuda", "xpu", "mps")
 _KEYS = ("CPU", "CUDA", "XPU", "MPS")
 
 # Results that are no tensors: nothing to trace, and no `wrap` to hand on.
-_HOST_ONLY = ("linear_route", "linear_tune", "linear_export_tuning", "linear_import_tuning", "cpu_capability")
+_HOST_ONLY = frozenset(
+    (
+        "linear_route",
+        "linear_tune",
+        "geglu_mlp_route",
+        "linear_export_tuning",
+        "linear_import_tuning",
+        "cpu_capability",
+    )
+)
 
 _library: torch.library.Library | None = None  # the registrations last as long as this object
 

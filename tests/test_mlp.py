@@ -1,0 +1,316 @@
+"""linear_geglu and geglu_mlp: numbers, layouts, gradients, transforms, compilation, bad input."""
+
+import pytest
+import reference
+import torch
+import torch.nn.functional as F
+from reference import DTYPES, FORMS
+from torch._dynamo.testing import CompileCounterWithBackend
+
+DTYPE_CASES = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+FORM_CASES = pytest.mark.parametrize("approximate", FORMS)
+BIAS_CASES = pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
+
+
+def problem(lead, k, h, n, dtype, device, with_bias=True):
+    """x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias; pre-activations of size 1."""
+
+    def normal(*shape, scale=1.0):
+        return (torch.randn(*shape, device=device) * scale).to(dtype)
+
+    into, back = max(k, 1) ** -0.5, max(h, 1) ** -0.5
+    weights = normal(h, k, scale=1.5 * into), normal(h, k, scale=into), normal(n, h, scale=back)
+    biases = (normal(h), normal(h), normal(n)) if with_bias else (None, None, None)
+    return normal(*lead, k), *weights, *biases
+
+
+def gated(tensors):
+    """The arguments of linear_geglu among those of geglu_mlp."""
+    return (*tensors[:3], *tensors[4:6])
+
+
+def eager(x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias, approximate="tanh"):
+    hidden = F.gelu(F.linear(x, gate_weight, gate_bias), approximate=approximate) * F.linear(x, up_weight, up_bias)
+    return hidden, F.linear(hidden, down_weight, down_bias)
+
+
+def truth(*tensors, approximate="tanh"):
+    return eager(*(None if t is None else t.double() for t in tensors), approximate)
+
+
+def assert_no_worse(ours, theirs, exact, what):
+    """The rms error is at most eager's x 1.05; the truth for float64 is eager itself."""
+    if ours.dtype == torch.float64:
+        torch.testing.assert_close(ours, exact, rtol=1e-12, atol=1e-12)
+        return
+    mine, eagers = ((t.double() - exact).square().mean().sqrt() for t in (ours, theirs))
+    floor = torch.finfo(ours.dtype).eps * exact.abs().mean() * 0.01
+    assert mine <= 1.05 * eagers + floor, f"{what}: {mine:.3e}, eager {eagers:.3e}"
+
+
+@pytest.mark.parametrize("sizes", [((257,), 96, 200, 64), ((3, 17), 64, 33, 40), ((1,), 512, 256, 4096)], ids=str)
+@DTYPE_CASES
+@FORM_CASES
+@BIAS_CASES
+def test_no_less_accurate_than_eager(kernel, device, sizes, dtype, approximate, with_bias):
+    tensors = problem(*sizes, dtype, device, with_bias)
+    exact = truth(*tensors, approximate=approximate)
+    theirs = eager(*tensors, approximate)
+    hidden = kernel.linear_geglu(*gated(tensors), approximate=approximate)
+    out = kernel.geglu_mlp(*tensors, approximate=approximate)
+    for ours, their, right, what in ((hidden, theirs[0], exact[0], "hidden"), (out, theirs[1], exact[1], "out")):
+        assert ours.shape == right.shape and ours.dtype == dtype and ours.is_contiguous()
+        assert_no_worse(ours, their, right, what)
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (1, 1, 5)], ids=str)
+def test_ranks(kernel, device, lead):
+    tensors = problem(lead, 24, 40, 16, torch.float32, device)
+    torch.testing.assert_close(kernel.geglu_mlp(*tensors), eager(*tensors)[1])
+    torch.testing.assert_close(kernel.linear_geglu(*gated(tensors)), eager(*tensors)[0])
+
+
+@pytest.mark.parametrize("biases", [(True, False), (False, True)], ids=("gate", "up"))
+def test_one_bias_alone(kernel, device, biases):
+    x, gate_weight, up_weight, down_weight, gate_bias, up_bias, _ = problem((5,), 24, 40, 16, torch.float32, device)
+    given = (gate_bias if biases[0] else None, up_bias if biases[1] else None)
+    ours = kernel.linear_geglu(x, gate_weight, up_weight, *given)
+    torch.testing.assert_close(ours, eager(x, gate_weight, up_weight, down_weight, *given, None)[0])
+
+
+@FORM_CASES
+@DTYPE_CASES
+def test_two_halves_of_a_packed_weight(kernel, device, dtype, approximate):
+    """By rows and by columns of one tensor: the bits of two tensors of their own, and nothing is copied or refused."""
+    x, gate_weight, up_weight, _, gate_bias, up_bias, _ = problem((9,), 64, 48, 16, dtype, device)
+    expected = kernel.linear_geglu(x, gate_weight, up_weight, gate_bias, up_bias, approximate=approximate)
+    by_rows, biases = torch.cat((gate_weight, up_weight)), torch.cat((gate_bias, up_bias))
+    ours = kernel.linear_geglu(x, *by_rows.chunk(2), *biases.chunk(2), approximate=approximate)
+    reference.assert_same_bits(ours, expected)
+    by_columns = torch.cat((gate_weight, up_weight), dim=1)
+    ours = kernel.linear_geglu(x, *by_columns.chunk(2, 1), gate_bias, up_bias, approximate=approximate)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_strided_operands(kernel, device):
+    tensors = problem((6,), 24, 40, 16, torch.float32, device)
+    expected = eager(*tensors)[1]
+    views = []
+    for tensor in tensors:
+        buffer = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), float("nan"), device=device)
+        buffer[..., 1:-2] = tensor
+        views.append(buffer[..., 1:-2])
+    torch.testing.assert_close(kernel.geglu_mlp(*views), expected)
+    transposed = [t.t().contiguous().t() if t.dim() == 2 else t for t in tensors]
+    torch.testing.assert_close(kernel.geglu_mlp(*transposed), expected)
+
+
+@pytest.mark.parametrize(
+    "sizes", [((0,), 8, 6, 4), ((2, 0), 8, 6, 4), ((3,), 0, 6, 4), ((3,), 8, 0, 4), ((3,), 8, 6, 0)]
+)
+def test_empty(kernel, device, sizes):
+    leaves = [t.requires_grad_() for t in problem(*sizes, torch.float32, device)]
+    with torch.no_grad():
+        bare = kernel.geglu_mlp(*leaves)
+    out = kernel.geglu_mlp(*leaves)
+    expected = eager(*leaves)[1]
+    assert bare.shape == out.shape == expected.shape
+    torch.testing.assert_close(bare, expected.detach())
+    for mine, theirs in zip(*(torch.autograd.grad(y.sum(), leaves) for y in (out, expected)), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+# ---- gradients ----
+
+
+@FORM_CASES
+@BIAS_CASES
+@pytest.mark.parametrize("recompute", (False, True), ids=("keeps", "recomputes"))
+def test_gradients(kernel, device, approximate, with_bias, recompute):
+    tensors = problem((2, 3), 4, 5, 3, torch.float64, device, with_bias)
+    leaves = [None if t is None else t.requires_grad_() for t in tensors]
+
+    def block(*given):
+        given = iter(given)
+        return kernel.geglu_mlp(
+            *(None if t is None else next(given) for t in leaves), approximate=approximate, recompute=recompute
+        )
+
+    given = [t for t in leaves if t is not None]
+    assert torch.autograd.gradcheck(block, given)
+    if not recompute:
+        assert torch.autograd.gradgradcheck(block, given)
+
+
+def test_each_gradient_only_when_asked_for(kernel, device):
+    tensors = problem((7,), 8, 6, 4, torch.float32, device)
+    everything = [t.clone().requires_grad_() for t in tensors]
+    grads = torch.autograd.grad(kernel.geglu_mlp(*everything).sum(), everything)
+    for index, grad in enumerate(grads):
+        leaves = [t.clone().requires_grad_(place == index) for place, t in enumerate(tensors)]
+        (alone,) = torch.autograd.grad(kernel.geglu_mlp(*leaves).sum(), [leaves[index]])
+        torch.testing.assert_close(alone, grad)
+
+
+def test_recompute_keeps_the_arguments_alone(kernel, device):
+    leaves = [t.requires_grad_() for t in problem((64,), 16, 32, 16, torch.float32, device)]
+    own = {leaf.data_ptr() for leaf in leaves}
+    kept = {}
+    for recompute in (False, True):
+        saved = []
+
+        def keep(tensor, saved=saved):
+            saved.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            kernel.geglu_mlp(*leaves, recompute=recompute)
+        kept[recompute] = sum(t.numel() for t in saved if t.data_ptr() not in own)
+    assert kept[False] >= 3 * 64 * 32 and kept[True] == 0
+
+
+# ---- modes and transforms ----
+
+
+@FORM_CASES
+def test_autocast(kernel, device, approximate):
+    tensors = problem((5,), 24, 40, 16, torch.float32, device)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        ours, theirs = kernel.geglu_mlp(*tensors, approximate=approximate), eager(*tensors, approximate)[1]
+        hidden = kernel.linear_geglu(*gated(tensors), approximate=approximate)
+    assert ours.dtype == theirs.dtype == hidden.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, theirs, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("batched", [(0,), (1, 2, 3), (0, 1), (4,), (0, 1, 2, 3, 4, 5, 6)], ids=str)
+def test_vmap(kernel, device, batched):
+    tensors = problem((5,), 8, 6, 4, torch.float32, device)
+    stacked = [torch.stack((t, t.flip(0), 2 * t)) if place in batched else t for place, t in enumerate(tensors)]
+    in_dims = tuple(0 if place in batched else None for place in range(7))
+    with torch.no_grad():
+        ours = torch.vmap(kernel.geglu_mlp, in_dims)(*stacked)
+        rows = [
+            kernel.geglu_mlp(*(t[i] if d == 0 else t for t, d in zip(stacked, in_dims, strict=True))) for i in range(3)
+        ]
+        torch.testing.assert_close(ours, torch.stack(rows))
+
+
+def test_forward_mode(kernel, device):
+    tensors = problem((5,), 8, 6, 4, torch.float64, device)
+    tangents = tuple(torch.randn_like(t) for t in tensors)
+    ours = torch.func.jvp(kernel.geglu_mlp, tensors, tangents)
+    theirs = torch.func.jvp(lambda *t: eager(*t)[1], tensors, tangents)
+    for mine, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, their)
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("grad", (False, True), ids=("inference", "training"))
+def test_compiled_with_dynamic_rows(kernel, device, backend, grad):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(kernel.geglu_mlp, fullgraph=True, backend=counter)
+    _, *parameters = problem((1,), 16, 24, 8, torch.float32, device)
+    for rows in (4, 7, 9, 64):
+        x = torch.randn(rows, 16, device=device)
+        leaves = [t.detach().requires_grad_(grad) for t in (x, *parameters)]
+        ours, theirs = compiled(*leaves), eager(*leaves)[1]
+        torch.testing.assert_close(ours, theirs)
+        if grad:
+            for mine, their in zip(*(torch.autograd.grad(y.sum(), leaves) for y in (ours, theirs)), strict=True):
+                torch.testing.assert_close(mine, their)
+    assert counter.frame_count <= 2
+
+
+@pytest.mark.parametrize("lead", [(), (4,), (2, 3), (0,)], ids=str)
+@BIAS_CASES
+def test_opcheck(ops, device, lead, with_bias):
+    tensors = problem(lead, 8, 6, 4, torch.float32, device, with_bias)
+    torch.library.opcheck(ops.linear_geglu.default, (*gated(tensors), True, False))
+    torch.library.opcheck(ops.geglu_mlp.default, (*tensors, False, False))
+
+
+def test_without_a_gradient_it_is_one_operator(kernel, ops, device):
+    """The point of the function: the host goes there once."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            seen.append(function)
+            return function(*arguments, **(keywords or {}))
+
+    tensors = problem((4,), 8, 6, 4, torch.float32, device)
+    with Record():
+        kernel.geglu_mlp(*tensors)
+    assert seen[0] is ops.geglu_mlp.default and ops.linear.default not in seen
+
+
+def test_the_route_is_told(ops, device):
+    tensors = problem((4,), 8, 6, 4, torch.float64, device)
+    assert ops.geglu_mlp_route(*tensors, True, False) == "torch+torch+geglu+torch"
+    tensors = problem((0,), 8, 6, 4, torch.float64, device)
+    assert ops.geglu_mlp_route(*tensors, True, False) == "empty+empty+geglu+empty"
+
+
+# ---- bad input ----
+
+
+def replaced(place, make):
+    def change(tensors):
+        return [make(t) if index == place else t for index, t in enumerate(tensors)]
+
+    return change
+
+
+BAD = {
+    "other_k": (replaced(1, lambda t: t[:, :-1]), "gate_weight"),
+    "up_other_k": (replaced(2, lambda t: t[:, :-1]), "up_weight"),
+    "up_other_h": (replaced(2, lambda t: t[:-1]), "up_weight|up_bias"),
+    "down_other_h": (replaced(3, lambda t: t[:, :-1]), "down_weight"),
+    "gate_dtype": (replaced(1, lambda t: t.half()), "gate_weight"),
+    "up_dtype": (replaced(2, lambda t: t.half()), "up_weight"),
+    "down_dtype": (replaced(3, lambda t: t.half()), "down_weight"),
+    "short_gate_bias": (replaced(4, lambda t: t[:-1]), "gate_bias"),
+    "short_up_bias": (replaced(5, lambda t: t[:-1]), "up_bias"),
+    "short_down_bias": (replaced(6, lambda t: t[:-1]), "down_bias"),
+    "integers": (replaced(0, lambda t: t.int()), "x"),
+    "one_dimension": (replaced(1, lambda t: t[0]), "gate_weight"),
+    "meta": (replaced(2, lambda t: t.to("meta")), "up_weight"),
+    "sparse": (replaced(1, lambda t: t.to_sparse()), "gate_weight"),
+    "none": (replaced(3, lambda t: None), "down_weight"),
+    "a_number": (replaced(6, lambda t: 1.0), "down_bias"),
+}
+
+
+@pytest.mark.parametrize("grad", (False, True), ids=("plain", "needs_grad"))
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(kernel, device, case, grad):
+    change, named = BAD[case]
+    tensors = problem((5,), 8, 6, 4, torch.float32, device)
+    arguments = change(tensors)
+    for tensor in arguments:
+        if grad and isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.is_leaf:
+            tensor.requires_grad_()
+    with pytest.raises((RuntimeError, NotImplementedError, TypeError), match=rf"\b({named}) must"):
+        kernel.geglu_mlp(*arguments)
+    torch.testing.assert_close(kernel.geglu_mlp(*tensors).detach(), eager(*tensors)[1].detach())
+
+
+@pytest.mark.parametrize("grad", (False, True), ids=("plain", "needs_grad"))
+def test_weights_that_overlap_in_part(kernel, device, grad):
+    x, packed = torch.randn(3, 8, device=device), torch.randn(11, 8, device=device)
+    x.requires_grad_(grad)
+    with pytest.raises(RuntimeError, match=r"\bup_weight must not overlap gate_weight"):
+        kernel.linear_geglu(x, packed[:6], packed[5:])
+    # One tensor for both is no mistake.
+    ours = kernel.linear_geglu(x, packed[:6], packed[:6])
+    torch.testing.assert_close(ours, F.gelu(x @ packed[:6].t(), approximate="tanh") * (x @ packed[:6].t()))
+
+
+@pytest.mark.parametrize("approximate", ("erf", None, True))
+def test_unknown_approximate(kernel, device, approximate):
+    tensors = problem((3,), 8, 6, 4, torch.float32, device)
+    with pytest.raises(ValueError, match="approximate must"):
+        kernel.geglu_mlp(*tensors, approximate=approximate)

@@ -1,0 +1,69 @@
+"""The gated block's cases: inputs, who takes part, and the fp64 results they are checked against."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from .model import Case
+
+
+@dataclass(frozen=True)
+class MlpInputs:
+    """x (rows, inner), gate and up (cols, inner), down (inner, cols); no biases, as in Gemma."""
+
+    x: torch.Tensor
+    gate: torch.Tensor
+    up: torch.Tensor
+    down: torch.Tensor
+
+    @property
+    def all(self) -> tuple[torch.Tensor, ...]:
+        return self.x, self.gate, self.up, self.down
+
+
+def make_inputs(case: Case, device: torch.device, seed: int) -> MlpInputs:
+    """N(0, 1) values, the weights scaled so that every product is of size 1."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    dtype = getattr(torch, case.dtype)
+
+    def normal(rows: int, cols: int, scale: float) -> torch.Tensor:
+        return torch.randn(rows, cols, generator=generator, device=device, dtype=dtype).mul_(scale)
+
+    into, back = case.inner**-0.5, case.cols**-0.5
+    weights = (case.cols, case.inner, into), (case.cols, case.inner, into), (case.inner, case.cols, back)
+    return MlpInputs(normal(case.rows, case.inner, 1.0), *(normal(*weight) for weight in weights))
+
+
+def ours(case: Case, kernel, inputs: MlpInputs) -> Callable:
+    return partial(kernel.geglu_mlp, *inputs.all, approximate=case.form)
+
+
+def composed(case: Case, inputs: MlpInputs) -> Callable:
+    """The block in torch's operations."""
+    return partial(_eager, *inputs.all, form=case.form)
+
+
+def liger(function, inputs: MlpInputs) -> Callable:
+    """The block as LigerGEGLUMLP computes it."""
+    return partial(_liger, function, *inputs.all)
+
+
+def one_projection(inputs: MlpInputs) -> Callable:
+    return partial(F.linear, inputs.x, inputs.gate)
+
+
+def _eager(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, form: str) -> torch.Tensor:
+    return F.linear(F.gelu(F.linear(x, gate), approximate=form) * F.linear(x, up), down)
+
+
+def _liger(function, x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    return F.linear(function(F.linear(x, gate), F.linear(x, up)), down)
+
+
+def expected(case: Case, inputs: MlpInputs, gelu: Callable) -> tuple[torch.Tensor]:
+    """The fp64 result."""
+    x, gate, up, down = (tensor.double() for tensor in inputs.all)
+    return (((gelu(x @ gate.t(), case.form)) * (x @ up.t())) @ down.t(),)

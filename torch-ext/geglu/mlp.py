@@ -1,0 +1,153 @@
+"""The gated block: ``linear_geglu`` and ``geglu_mlp``."""
+
+import torch
+from torch._C._functorch import peek_interpreter_stack
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from .arguments import explained
+from .dispatch import ops
+from .functional import geglu, is_tanh
+from .linear import cast_for_autocast, linear, tf32_allowed
+from .portable import checks
+
+
+def linear_geglu(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    *,
+    approximate: str = "tanh",
+) -> torch.Tensor:
+    """gelu(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias), in one call from the host.
+
+    Args:
+        x: Tensor of shape (..., K) with at least 1 dimension, any strides; float32, float16, bfloat16 or float64; on
+            the CPU or a CUDA device.
+        gate_weight, up_weight: Tensors of shape (H, K), any strides: two tensors, or two halves of a packed one.
+        gate_bias, up_bias: Tensors of shape (H,) or None, each for itself. All have x's dtype and device; under
+            autocast all are cast as ``torch.nn.functional.linear`` casts its arguments.
+        approximate: "tanh" or "none" (exact), as in ``torch.nn.functional.gelu``.
+
+    Returns:
+        A contiguous tensor of shape (..., H) and x's dtype. Differentiable any number of times; for a gradient x, the
+        weights, and both projections are kept.
+
+    Raises:
+        ValueError: ``approximate`` is neither of the two.
+        TypeError: an argument is no tensor, or a bias neither a tensor nor None.
+        RuntimeError: shapes, dtypes or devices do not fit each other, or are not supported, or the weights overlap in
+            part.
+    """
+    tanh = is_tanh(approximate)
+    tensors = (x, gate_weight, up_weight, gate_bias, up_bias)
+    try:
+        tensors = _autocast(tensors)
+        if _is_differentiated(tensors):
+            _check("linear_geglu", *tensors)
+            return _gated(*tensors, approximate)
+        return ops.linear_geglu.default(*tensors, tanh, _allow_tf32(tensors[0]))
+    except (AttributeError, RuntimeError) as error:
+        blame = _explained(error, "linear_geglu", _GATED, tensors)
+        if blame is error:
+            raise
+        raise blame from error
+
+
+def geglu_mlp(
+    x: torch.Tensor,
+    gate_weight: torch.Tensor,
+    up_weight: torch.Tensor,
+    down_weight: torch.Tensor,
+    gate_bias: torch.Tensor | None = None,
+    up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    *,
+    approximate: str = "tanh",
+    recompute: bool = False,
+) -> torch.Tensor:
+    """linear_geglu(x, ...) @ down_weight.T + down_bias: the whole block, in one call from the host.
+
+    Args:
+        x: Tensor of shape (..., K); see ``linear_geglu`` for it and for the gate's and up's weights and biases.
+        down_weight: Tensor of shape (N, H), any strides.
+        down_bias: Tensor of shape (N,) or None.
+        approximate: "tanh" or "none" (exact), as in ``torch.nn.functional.gelu``.
+        recompute: For a gradient, keep x and the weights alone and compute the block again when the gradient is asked
+            for. Otherwise both projections and their product are kept, (..., H) each.
+
+    Returns:
+        A contiguous tensor of shape (..., N) and x's dtype. Differentiable any number of times.
+
+    Raises:
+        As ``linear_geglu``.
+    """
+    tanh = is_tanh(approximate)
+    tensors = (x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias)
+    try:
+        tensors = _autocast(tensors)
+        if _is_differentiated(tensors):
+            _check_mlp(*tensors)
+            if recompute:
+                return checkpoint(_composed, *tensors, approximate, use_reentrant=False)
+            return _composed(*tensors, approximate)
+        return ops.geglu_mlp.default(*tensors, tanh, _allow_tf32(tensors[0]))
+    except (AttributeError, RuntimeError) as error:
+        blame = _explained(error, "geglu_mlp", _MLP, tensors)
+        if blame is error:
+            raise
+        raise blame from error
+
+
+_GATED = ("x", "gate_weight", "up_weight", "gate_bias", "up_bias")
+_MLP = ("x", "gate_weight", "up_weight", "down_weight", "gate_bias", "up_bias", "down_bias")
+
+
+def _gated(x, gate_weight, up_weight, gate_bias, up_bias, approximate):
+    """``linear_geglu`` from functions that are differentiable each."""
+    return geglu(linear(x, gate_weight, gate_bias), linear(x, up_weight, up_bias), approximate=approximate)
+
+
+def _composed(x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias, approximate):
+    """``geglu_mlp`` from functions that are differentiable each."""
+    return linear(_gated(x, gate_weight, up_weight, gate_bias, up_bias, approximate), down_weight, down_bias)
+
+
+def _is_differentiated(tensors: tuple[torch.Tensor | None, ...]) -> bool:
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def _check(op, x, gate_weight, up_weight, gate_bias, up_bias) -> None:
+    """The operators' own checks: the composition would report the same under its parts' names, or not at all."""
+    # Tensors that a compiler or a functional transform wraps have no memory to look at.
+    wrapped = torch.compiler.is_compiling() or forward_ad._current_level >= 0 or peek_interpreter_stack() is not None
+    checks.check_gated(op, x, gate_weight, up_weight, gate_bias, up_bias, has_addresses=not wrapped)
+
+
+def _check_mlp(x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias) -> None:
+    _check("geglu_mlp", x, gate_weight, up_weight, gate_bias, up_bias)
+    hidden = x.new_empty(()).expand(*x.shape[:-1], gate_weight.shape[0])
+    checks.check_linear("geglu_mlp", hidden, down_weight, down_bias, "down_", "gelu(gate) * up")
+
+
+def _autocast(tensors: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(cast_for_autocast(tensor, kind, dtype) for tensor in tensors)
+
+
+def _allow_tf32(x: torch.Tensor) -> bool:
+    return x.dtype is torch.float32 and x.device.type == "cuda" and tf32_allowed()
+
+
+def _explained(error: Exception, name: str, names: tuple[str, ...], tensors: tuple) -> Exception:
+    """The error that names the argument; a bias may be None."""
+    given = dict(zip(names, tensors, strict=True))
+    given = {key: value for key, value in given.items() if value is not None or not key.endswith("bias")}
+    return explained(error, name, **given)
