@@ -67,9 +67,10 @@ def test_local_override_needs_no_network(kernel, backend_argument):
 
 
 def test_import_starts_nothing(kernel, backend_argument):
-    """No socket is opened, no environment variable set, no warning filter added, no thread left, no CUDA context."""
+    """No socket opened, no environment variable set, no warning filter added, no thread left, no CUDA, no Triton."""
+    native = kernel.dispatch.NATIVE  # a portable build needs Triton, where there is one
     program = f"""
-        import os, threading, warnings
+        import os, sys, threading, warnings
         from pathlib import Path
 
         import torch
@@ -81,6 +82,7 @@ def test_import_starts_nothing(kernel, backend_argument):
                 "warnings": list(warnings.filters),
                 "threads": threading.active_count(),
                 "CUDA": torch.cuda.is_initialized(),
+                "triton": "triton" in sys.modules and {native},
             }}
 
         before = state()

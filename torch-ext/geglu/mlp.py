@@ -5,11 +5,11 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
+from . import checks
 from .arguments import explained
 from .dispatch import ops
 from .functional import geglu, is_tanh
 from .linear import cast_for_autocast, linear, tf32_allowed
-from .portable import checks
 
 
 def linear_geglu(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from . import checks, launch
+from .. import checks
+from . import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Argument checks: what ``op_checks.h`` asks of the compiled operators' arguments, with the same messages."""
+"""Argument checks in Python: what ``op_checks.h`` asks of the compiled operators, with the same messages."""
 
 import torch
 
