@@ -108,7 +108,7 @@ def test_result_is_fresh_and_untracked(kernel, device, dtype):
 
 
 def test_public_names(kernel):
-    functions = ["geglu", "geglu_packed", "gelu_and_mul", "gelu_tanh_and_mul", "linear"]
+    functions = ["geglu", "geglu_mlp", "geglu_packed", "gelu_and_mul", "gelu_tanh_and_mul", "linear", "linear_geglu"]
     assert sorted(kernel.__all__) == sorted([*functions, "layers", "load_tuning", "save_tuning", "tune"])
     for name in kernel.__all__:
         assert hasattr(kernel, name)

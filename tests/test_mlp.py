@@ -48,19 +48,23 @@ def assert_no_worse(ours, theirs, exact, what):
     assert mine <= 1.05 * eagers + floor, f"{what}: {mine:.3e}, eager {eagers:.3e}"
 
 
-@pytest.mark.parametrize("sizes", [((257,), 96, 200, 64), ((3, 17), 64, 33, 40), ((1,), 512, 256, 4096)], ids=str)
+@pytest.mark.parametrize("sizes", [((257,), 96, 200, 64), ((3, 17), 64, 33, 40), ((1,), 512, 256, 512)], ids=str)
 @DTYPE_CASES
 @FORM_CASES
 @BIAS_CASES
 def test_no_less_accurate_than_eager(kernel, device, sizes, dtype, approximate, with_bias):
-    tensors = problem(*sizes, dtype, device, with_bias)
-    exact = truth(*tensors, approximate=approximate)
-    theirs = eager(*tensors, approximate)
-    hidden = kernel.linear_geglu(*gated(tensors), approximate=approximate)
-    out = kernel.geglu_mlp(*tensors, approximate=approximate)
-    for ours, their, right, what in ((hidden, theirs[0], exact[0], "hidden"), (out, theirs[1], exact[1], "out")):
-        assert ours.shape == right.shape and ours.dtype == dtype and ours.is_contiguous()
-        assert_no_worse(ours, their, right, what)
+    """Over several draws: the errors of a single row are too few for a ratio of 1.05."""
+    seen = {"hidden": [], "out": []}
+    for _ in range(8 if sizes[0] == (1,) else 1):
+        tensors = problem(*sizes, dtype, device, with_bias)
+        exact, theirs = truth(*tensors, approximate=approximate), eager(*tensors, approximate)
+        hidden = kernel.linear_geglu(*gated(tensors), approximate=approximate)
+        out = kernel.geglu_mlp(*tensors, approximate=approximate)
+        for name, place, ours in (("hidden", 0, hidden), ("out", 1, out)):
+            assert ours.shape == exact[place].shape and ours.dtype == dtype and ours.is_contiguous()
+            seen[name].append((ours, theirs[place], exact[place]))
+    for name, triples in seen.items():
+        assert_no_worse(*(torch.stack(results) for results in zip(*triples, strict=True)), name)
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (1, 1, 5)], ids=str)
