@@ -18,6 +18,7 @@ from kernels import (
     use_kernel_mapping,
 )
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 LAYERS = ("GeGLUMLP", "LigerGEGLUMLP", "LigerTiledGEGLUMLP")
 LINEAR_LAYERS = ("GELUMLP", "GELUIntermediate", "GELUConv1DMLP")
@@ -56,6 +57,21 @@ def replaced(kernel, model):
     return sum(getattr(f, "__module__", None) == f"{kernel.__name__}.layers" for f in functions)
 
 
+def kernel_calls(kernel, run):
+    """How many of this build's operators a function calls: a replaced forward may still run the host's arithmetic."""
+
+    class Count(TorchDispatchMode):
+        calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += func.namespace == kernel.__name__
+            return func(*args, **(kwargs or {}))
+
+    with Count() as count:
+        run()
+    return count.calls
+
+
 def tokens(device):
     return torch.randint(0, hosts.SIZES["vocab_size"], (2, 12), device=device)
 
@@ -71,6 +87,7 @@ def test_model(kernel, device, attach, name):
         model = apply(model, device)
         assert replaced(kernel, model) == hosts.SIZES["num_hidden_layers"]
         ours = model(inputs).logits
+        assert kernel_calls(kernel, lambda: model(inputs)) == hosts.SIZES["num_hidden_layers"]
     # If our error is no larger than eager's, the two are at most twice that apart.
     assert (ours - eager).abs().max() <= 2 * (eager - exact).abs().max()
     # The form matters at this spread of activations: the other one would not pass.

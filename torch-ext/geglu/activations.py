@@ -48,9 +48,14 @@ def gelu_form(activation: object) -> str | None:
 
 
 def is_customized(module: nn.Module) -> bool:
-    """Whether calling the module does more than its class's forward."""
+    """Whether calling the module does more than its class's forward.
+
+    kernelize binds a class's own forward to each module that it leaves alone, Gemma's activation among them. That
+    changes nothing.
+    """
+    forward = module.__dict__.get("forward")
     return bool(
-        "forward" in module.__dict__
+        (forward is not None and not _is_own_method(forward, module))
         or module._forward_hooks
         or module._forward_pre_hooks
         or module._backward_hooks
@@ -60,3 +65,8 @@ def is_customized(module: nn.Module) -> bool:
         or _global_backward_hooks
         or _global_backward_pre_hooks
     )
+
+
+def _is_own_method(forward: object, module: nn.Module) -> bool:
+    """Bound to another module, the same function would compute with that one's weights."""
+    return getattr(forward, "__func__", None) is type(module).forward and forward.__self__ is module
