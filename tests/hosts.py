@@ -153,3 +153,17 @@ def count_calls(monkeypatch, kernel):
 
     monkeypatch.setattr(blocks, "geglu", spy)
     return calls
+
+
+def count_hook(part: nn.Module, kind: str, counts: dict[str, int], who: str) -> None:
+    """Counts in counts[who] how often a hook of this kind ("forward", "pre" or "backward") fires on a module."""
+
+    def hook(*_):
+        counts[who] = counts.get(who, 0) + 1
+
+    register = {
+        "forward": part.register_forward_hook,
+        "pre": part.register_forward_pre_hook,
+        "backward": part.register_full_backward_hook,
+    }
+    register[kind](hook)

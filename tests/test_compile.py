@@ -3,6 +3,7 @@
 import pytest
 import reference
 import torch
+from graphs import Recorder
 from reference import FORMS
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -144,20 +145,11 @@ def test_six_lengths_cost_at_most_two_graphs(kernel, device):
 @pytest.mark.parametrize("act_fn", (nn.GELU(), nn.GELU(approximate="tanh")), ids=("exact", "tanh"))
 def test_the_graph_calls_our_operator(kernel, ops, device, act_fn):
     """A compile test that ran something else would pass all of the above."""
-    graphs = []
-
-    def record(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    from torch._dynamo.backends.common import aot_autograd
-
+    seen = Recorder()
     _, layer = kernelized(kernel, act_fn, device)
     with torch.no_grad():
-        torch.compile(layer, fullgraph=True, backend=aot_autograd(fw_compiler=record))(
-            torch.randn(2, 24, device=device)
-        )
-    targets = [node.target for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+        torch.compile(layer, fullgraph=True, backend=seen.backend)(torch.randn(2, 24, device=device))
+    targets = seen.targets
     assert targets.count(ops.geglu_mlp.default) == 1
     assert not any("gelu" in str(target) and target is not ops.geglu_mlp.default for target in targets)
 

@@ -19,17 +19,7 @@ def test_hooks_keep_firing(kernel, device, x, where, kind):
     host, layer = pair(kernel, GatedMLP(), device)
     counts = {}
     for name, module in (("host", host), ("layer", layer)):
-        part = getattr(module, where)
-
-        def hook(*_, name=name):
-            counts[name] = counts.get(name, 0) + 1
-
-        if kind == "forward":
-            part.register_forward_hook(hook)
-        elif kind == "pre":
-            part.register_forward_pre_hook(hook)
-        else:
-            part.register_full_backward_hook(hook)
+        hosts.count_hook(getattr(module, where), kind, counts, name)
         module(x.clone().requires_grad_()).sum().backward()
     assert counts == {"host": 1, "layer": 1}
 

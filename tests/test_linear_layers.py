@@ -165,17 +165,7 @@ def test_hooks_keep_firing(kernel, device, x, calls, name, where, kind):
     host, layer = pair(kernel, name, device)
     counts = {}
     for who, module in (("host", host), ("layer", layer)):
-        part = getattr(module, HOSTS[name][2 if where == "projection" else 3])
-
-        def hook(*_, who=who):
-            counts[who] = counts.get(who, 0) + 1
-
-        if kind == "forward":
-            part.register_forward_hook(hook)
-        elif kind == "pre":
-            part.register_forward_pre_hook(hook)
-        else:
-            part.register_full_backward_hook(hook)
+        hosts.count_hook(getattr(module, HOSTS[name][2 if where == "projection" else 3]), kind, counts, who)
         module(x.clone().requires_grad_()).sum().backward()
     assert counts == {"host": 1, "layer": 1} and calls == []
 

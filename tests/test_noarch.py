@@ -14,6 +14,7 @@ import package
 import pytest
 import reference
 import torch
+from graphs import Recorder
 from kernels import get_local_kernel
 
 has_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -64,18 +65,11 @@ def test_nothing_to_tune_and_it_says_so(noarch, tmp_path):
 
 def test_a_compiled_graph_holds_what_torch_can_fuse(noarch):
     """No operator of ours is left in the graph that Inductor gets: it sees torch's operations."""
-    from torch._dynamo.backends.common import aot_autograd
-
-    graphs = []
-
-    def record(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    compiled = torch.compile(noarch.geglu, fullgraph=True, backend=aot_autograd(fw_compiler=record))
+    seen = Recorder()
+    compiled = torch.compile(noarch.geglu, fullgraph=True, backend=seen.backend)
     gate, up = torch.randn(4, 8), torch.randn(4, 8)
     reference.assert_accurate(compiled(gate, up), gate, up, "tanh")
-    targets = [str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    targets = [str(target) for target in seen.targets]
     assert any("sigmoid" in target for target in targets)
     assert not any(noarch._ops.ops.name in target for target in targets)
 
@@ -150,23 +144,18 @@ def test_a_compiled_graph_holds_the_triton_kernels():
 import sys
 
 import package, torch
-from torch._dynamo.backends.common import aot_autograd
+from graphs import Recorder
 
 kernel = package.load()
 sys.modules[f"{kernel.__name__}.portable.launch"]._INTERPRETED = True  # traced as if the CPU were a GPU
-graphs = []
-
-def record(graph, inputs):
-    graphs.append(graph)
-    return graph.forward
-
+seen = Recorder()
 try:
     tensors = [torch.randn(4, 8, requires_grad=True) for _ in range(2)]
-    compiled = torch.compile(kernel.geglu, fullgraph=True, backend=aot_autograd(fw_compiler=record))
+    compiled = torch.compile(kernel.geglu, fullgraph=True, backend=seen.backend)
     compiled(*tensors).sum().backward()
 except Exception as error:  # a graph was made; running it needs a GPU
     print(type(error).__name__, error)
-print([str(node.target) for graph in graphs for node in graph.graph.nodes if node.op == "call_function"])
+print([str(target) for target in seen.targets])
 """
     child = subprocess.run(
         [sys.executable, "-c", program],

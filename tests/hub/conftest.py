@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,72 +9,10 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import package
 import pytest
 import torch
-from loopback import TOKEN, Hub, serve
-
-ROOT = Path(__file__).parents[2]
-REPO = "org/geglu"
-
-# What publishing and building read.
-_PARTS = ("kernel_src", "torch-ext", "tools", "benchmarks", "build.toml", "CARD.md", ".build-cache")
-_GIT = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
-
-
-def run(*command: object, env: dict[str, str] | None = None, cwd: Path | None = None, code: int | None = 0):
-    """A finished child process; `code` is the exit code that it must have, None for any."""
-    child = subprocess.run(
-        [str(part) for part in command], env=env, cwd=cwd, capture_output=True, text=True, timeout=300
-    )
-    assert code is None or child.returncode == code, child.stdout + child.stderr
-    return child
-
-
-class Project:
-    """A git checkout of the project that can be built and published."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def commit(self) -> None:
-        run("git", "add", "-A", cwd=self.root)
-        run("git", *_GIT, "commit", "-q", "-m", "state", cwd=self.root)
-
-    def build(self, variants: str) -> None:
-        environment = package.child_environment(PYTHONPATH=str(self.root))
-        run(sys.executable, "-m", "tools.build", "--variants", variants, env=environment, cwd=self.root)
-
-    def edit(self, name: str, old: str, new: str) -> None:
-        path = self.root / name
-        assert old in path.read_text(), f"{old!r} is not in {name}"
-        path.write_text(path.read_text().replace(old, new))
-
-    def publish(self, hub: Hub, *arguments: str, code: int = 0, token: str | None = TOKEN, **changes: str):
-        """The command line of tools.publish against a Hub."""
-        home = self.root.parent / "publisher"
-        environment = child_environment(hub, home, PYTHONPATH=str(self.root), **changes)
-        if token:
-            environment["HF_TOKEN"] = token
-        command = (sys.executable, "-m", "tools.publish", *arguments)
-        return run(*command, env=environment, cwd=self.root, code=code)
-
-
-def child_environment(hub: Hub, home: Path, **changes: str) -> dict[str, str]:
-    """An environment in which the Hub is the loopback's and every cache lies below `home`.
-
-    HF_HUB_DISABLE_TELEMETRY stays unset: with it, kernels 0.17.2 sends a header that its HTTP client refuses.
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "KERNELS_", "LOCAL_"))}
-    return {
-        **kept,
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home),
-        "HOME": str(home),
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "NO_PROXY": "127.0.0.1",
-        **changes,
-    }
+from loopback import Hub, serve
+from users import PARTS, ROOT, Project, child_environment, run
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +24,7 @@ def pristine_project(tmp_path_factory) -> Project:
         pytest.skip("the publisher is not here")
     root = tmp_path_factory.mktemp("project") / "geglu"
     root.mkdir()
-    for part in _PARTS:
+    for part in PARTS:
         if (ROOT / part).is_dir():
             shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
         elif (ROOT / part).exists():

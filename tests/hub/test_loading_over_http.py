@@ -8,9 +8,9 @@ import textwrap
 
 import package
 import pytest
-from conftest import REPO, child_environment
 from loopback import Hub
 from test_publish import CPU, bump, variants_of
+from users import REPO, child_environment
 
 COLD_SECONDS = 2.0
 WARM_SECONDS = 0.5

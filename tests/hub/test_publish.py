@@ -10,8 +10,8 @@ import sys
 import time
 
 import pytest
-from conftest import REPO, child_environment
 from loopback import TOKEN, serve
+from users import REPO, child_environment
 
 CPU = "torch-stable-abi210-cpu-x86_64-linux"
 NOARCH = ("torch-cpu", "torch-cuda", "torch-rocm", "torch-xpu")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import package
 import pytest
 import torch
-from conftest import REPO, child_environment
+from users import REPO, child_environment
 
 pytest.importorskip("fastapi")
 SERVER = package.ROOT / "examples" / "serving" / "serve.py"

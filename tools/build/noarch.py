@@ -16,11 +16,10 @@ from .config import Package
 from .errors import BuildError
 from .objects import digest
 from .runner import Progress
-from .stage import TEMPLATES, ops_module, python_files
+from .stage import OPS_TEMPLATE, ops_module, python_files
 from .toolchain import hash_files
 
 BACKENDS = ("cpu", "cuda", "rocm", "xpu")
-_TEMPLATE = "_ops_portable.py.in"
 
 
 def variant_name(backend: str) -> str:
@@ -33,22 +32,25 @@ def build_noarch(package: Package, backend: str, build: Path, progress: Progress
     files = python_files(package)
     variant_id = f"_{package.python_name}_{backend}_{_unique_id(package, name, files)}"
     place = build / name
+
+    def write_metadata(directory: Path) -> bool:
+        text = variant.metadata(package, backend, variant_id, None, directory, files)
+        return variant.replace_text(directory / "metadata.json", text)
+
     if place.exists() and f"torch.ops.{variant_id}\n" in _text(place / "_ops.py") and not check_variant(place):
-        text = variant.metadata(package, backend, variant_id, None, place, files)
-        refreshed = variant.replace_text(place / "metadata.json", text)
+        refreshed = write_metadata(place)
         progress.say(f"{place}: up to date{', metadata refreshed' if refreshed else ''} ({variant_id})")
         return place
-    with variant.unfinished(build, name) as directory:
+
+    def fill_in(directory: Path) -> None:
         for file in files:
             target = directory / Path(file).relative_to(package.python_folder)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(package.root / file, target)
-        (directory / "_ops.py").write_text(ops_module(variant_id, _TEMPLATE))
-        text = variant.metadata(package, backend, variant_id, None, directory, files)
-        (directory / "metadata.json").write_text(text)
-        if problems := check_variant(directory):
-            raise BuildError("\n".join([f"{name} fails its checks and was not written:", *problems]))
-        variant.hand_over(directory, build)
+        (directory / "_ops.py").write_text(ops_module(variant_id, has_library=False))
+        write_metadata(directory)
+
+    variant.make(build, name, fill_in)
     progress.say(f"{place}: built and checked ({variant_id})")
     return place
 
@@ -59,7 +61,7 @@ def _unique_id(package: Package, name: str, files: list[str]) -> str:
         "variant": name,
         "build.toml": package.toml_hash,
         "python": [(file, hash_files([package.root / file])) for file in files],
-        "builder": hash_files([TEMPLATES / _TEMPLATE]),
+        "builder": hash_files([OPS_TEMPLATE]),
     }
     return digest(inputs)[: variant.ID_DIGITS]
 

@@ -76,12 +76,13 @@ def build_variant(request: Request) -> Path:
     with progress.step(f"{request.compute}: link"):
         # The order of objects is the order of their code: it must not follow from who finished first.
         link([objects.path(unit) for unit in units], library, staged, request.cxx, request.cuda, runner)
-    with progress.step(f"{request.compute}: check"), variant.unfinished(request.build, request.name) as directory:
+
+    def fill_in(directory: Path) -> None:
         variant.fill(staged / package.python_folder, library, directory)
         _write_metadata(request, variant_id, directory)
-        if problems := check_variant(directory):
-            raise BuildError("\n".join([f"{request.name} fails its checks and was not written:", *problems]))
-        variant.hand_over(directory, request.build)
+
+    with progress.step(f"{request.compute}: check"):
+        variant.make(request.build, request.name, fill_in)
     library.unlink()
     size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
     progress.say(f"{place}: built and checked, {size / 2**20:.2f} MB ({variant_id})")

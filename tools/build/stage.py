@@ -12,6 +12,7 @@ from pathlib import Path
 from .config import Package
 
 TEMPLATES = Path(__file__).parent / "templates"
+OPS_TEMPLATE = TEMPLATES / "_ops.py.in"
 # Where the generated files of a build live in the copy. The binding includes registration.h from its own folder.
 REGISTRATION = "torch-ext/registration.h"
 ABI_COMPAT = "builder/abi_compat.cpp"
@@ -46,6 +47,7 @@ def stage(package: Package, backend: str, directory: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def ops_module(variant_id: str, template: str = "_ops.py.in") -> str:
-    """The text of a variant's _ops.py."""
-    return (TEMPLATES / template).read_text().format(id=variant_id)
+def ops_module(variant_id: str, has_library: bool) -> str:
+    """The text of a variant's _ops.py, which imports the compiled library if there is one."""
+    library = f"\nfrom . import {variant_id}\n" if has_library else ""
+    return OPS_TEMPLATE.read_text().format(id=variant_id, library=library)

@@ -7,13 +7,14 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from kernels._rust import Digest, DigestAlgorithm
 
 from . import BUILDER
+from .check import check_variant
 from .config import Package
 from .cuda import Cuda
 from .errors import BuildError
@@ -67,7 +68,7 @@ def metadata(
 def fill(python: Path, library: Path, directory: Path) -> None:
     """Puts all but the metadata into a directory: the Python package, _ops.py and the library, named by its id."""
     shutil.copytree(python, directory, dirs_exist_ok=True)
-    (directory / "_ops.py").write_text(ops_module(library.name.removesuffix(LIBRARY_SUFFIX)))
+    (directory / "_ops.py").write_text(ops_module(library.name.removesuffix(LIBRARY_SUFFIX), has_library=True))
     shutil.copyfile(library, directory / library.name)
 
 
@@ -93,6 +94,18 @@ def unfinished(build: Path, name: str) -> Iterator[Path]:
         yield hidden / name
     finally:
         shutil.rmtree(hidden)
+
+
+def make(build: Path, name: str, fill_in: Callable[[Path], None]) -> None:
+    """Lets `fill_in` complete an empty directory, checks it, and puts it in its place.
+
+    Raises BuildError for what fails its checks; then nothing was put anywhere.
+    """
+    with unfinished(build, name) as directory:
+        fill_in(directory)
+        if problems := check_variant(directory):
+            raise BuildError("\n".join([f"{name} fails its checks and was not written:", *problems]))
+        hand_over(directory, build)
 
 
 def hand_over(finished: Path, build: Path) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, get_token
 
 from .errors import PublishError
-from .plan import Branch, Plan, content_of, make_plan
+from .plan import Branch, Plan, make_plan, size_of
 from .remote import Remote
 from .source import Source, collect
 
@@ -68,9 +68,9 @@ def _publish(options: argparse.Namespace) -> int:
 def _print_plan(plan: Plan, source: Source, remote: Remote) -> None:
     print(f"{remote.repo_id}, commit {source.commit[:12]}: {plan.version_reason}")
     for variant in source.variants:
-        size = sum(path.stat().st_size for name, path in source.build.items() if name.split("/")[1] == variant)
+        size = sum(size_of(path) for name, path in source.build.items() if name.split("/")[1] == variant)
         print(f"  {variant}: {size / _MEGABYTE:.2f} MB, all checks passed")
-    total = sum(len(content_of(content)) for content in source.build.values())
+    total = sum(map(size_of, source.build.values()))
     print(f"  together {total / _MEGABYTE:.2f} MB")
     for branch in plan.branches:
         _print_branch(branch)

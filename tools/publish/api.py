@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 # A file of the package by its name, "functional.py" -> its text; None if there is none.
 Read = Callable[[str], "str | None"]
@@ -25,7 +26,13 @@ class Api:
 
 def read_api(read: Read) -> Api:
     """The API of a package. Raises ValueError if its `__init__.py` has no literal `__all__`."""
-    init = _parse(read, "__init__.py")
+
+    @cache
+    def module(name: str) -> ast.Module | None:
+        text = read(name)
+        return None if text is None else ast.parse(text)
+
+    init = _required(module, "__init__.py")
     names = next((ast.literal_eval(value) for name, value in _assignments(init) if name == "__all__"), None)
     if names is None:
         raise ValueError("__init__.py has no __all__")
@@ -35,14 +42,14 @@ def read_api(read: Read) -> Api:
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }
-    functions = {name: _signature(read, homes.get(name), name) for name in names}
+    functions = {name: _signature(module(homes[name]) if name in homes else None, name) for name in names}
     layers = {}
     if "layers" in functions:
-        for node in _parse(read, "layers.py").body:
+        for node in _required(module, "layers.py").body:
             if isinstance(node, ast.ClassDef):
                 forward = next(n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "forward")
                 layers[node.name] = _arguments(forward)
-    return Api(functions, layers, _dtypes(read))
+    return Api(functions, layers, _dtypes(module))
 
 
 def broken_promises(published: Api, local: Api) -> list[str]:
@@ -75,11 +82,15 @@ def _still_callable(before: tuple[str, ...], after: tuple[str, ...], is_layer: b
     return keywords <= new and all("=" in argument for argument in new - keywords)
 
 
-def _parse(read: Read, name: str) -> ast.Module:
-    text = read(name)
-    if text is None:
+# A file of the package by its name, parsed; None if there is none.
+_Modules = Callable[[str], "ast.Module | None"]
+
+
+def _required(module: _Modules, name: str) -> ast.Module:
+    found = module(name)
+    if found is None:
         raise ValueError(f"{name} is missing")
-    return ast.parse(text)
+    return found
 
 
 def _assignments(module: ast.Module):
@@ -88,11 +99,9 @@ def _assignments(module: ast.Module):
             yield node.targets[0].id, node.value
 
 
-def _signature(read: Read, home: str | None, name: str) -> tuple[str, ...]:
+def _signature(home: ast.Module | None, name: str) -> tuple[str, ...]:
     """The arguments of a function; () for what is no function: a module."""
-    if home is None or read(home) is None:
-        return ()
-    for node in _parse(read, home).body:
+    for node in home.body if home is not None else ():
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return _arguments(node)
     return ()
@@ -116,9 +125,9 @@ def _argument(argument: ast.arg, default: ast.expr | None) -> str:
     return argument.arg if default is None else f"{argument.arg}={ast.unparse(default)}"
 
 
-def _dtypes(read: Read) -> frozenset[str]:
+def _dtypes(module: _Modules) -> frozenset[str]:
     """What activations.FUSED_DTYPES lists."""
-    for name, value in _assignments(_parse(read, "activations.py")):
+    for name, value in _assignments(_required(module, "activations.py")):
         if name == "FUSED_DTYPES":
             return frozenset(node.attr for node in ast.walk(value) if isinstance(node, ast.Attribute))
     raise ValueError("activations.py has no FUSED_DTYPES")

@@ -29,7 +29,7 @@ class Branch:
     @property
     def size(self) -> int:
         """Bytes to upload."""
-        return sum(len(content_of(content)) for content in self.writes.values())
+        return sum(size_of(content) for content in self.writes.values())
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,17 @@ def _check_version(source: Source, remote: Remote) -> str:
 def _compare(name: str, local: dict[str, Path | bytes], remote: Remote, keep: tuple[str, ...]) -> Branch:
     head = remote.head(name)
     there = remote.files(name) if head else {}
-    writes = {path: content for path, content in local.items() if there.get(path) not in ids_of(content_of(content))}
+    writes = {path: content for path, content in local.items() if there.get(path) not in _ids_of(content)}
     stale = tuple(sorted(path for path in there if path not in local and path not in keep))
     return Branch(name, head, writes, stale, len(local) - len(writes))
 
 
-def content_of(content: Path | bytes) -> bytes:
-    return content if isinstance(content, bytes) else content.read_bytes()
+def size_of(content: Path | bytes) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size
 
 
-def ids_of(content: bytes) -> tuple[str, str]:
+def _ids_of(content: Path | bytes) -> tuple[str, str]:
     """The ids that the Hub may know a file by: git's, or for large files the sha256."""
+    if isinstance(content, Path):
+        content = content.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest(), hashlib.sha256(content).hexdigest()

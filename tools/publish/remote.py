@@ -29,6 +29,7 @@ class Remote:
         self.repo_id = repo_id
         self._api = api
         self._heads = self._read_heads()
+        self._files: dict[str | None, dict[str, str]] = {}  # of commits, which do not change
 
     @property
     def exists(self) -> bool:
@@ -44,15 +45,18 @@ class Remote:
 
     def files(self, branch: str) -> dict[str, str]:
         """Path -> id of every file."""
-        with explained(self.repo_id):
-            entries = self._api.list_repo_tree(
-                self.repo_id, recursive=True, revision=self.head(branch), repo_type=_KIND
-            )
-            return {
-                entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
-                for entry in entries
-                if hasattr(entry, "blob_id")
+        commit = self.head(branch)
+        if commit not in self._files:
+            self._files[commit] = {
+                entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in self._list(commit)
             }
+        return self._files[commit]
+
+    def _list(self, revision: str | None) -> list:
+        """The files, not the folders, of a commit or branch."""
+        with explained(self.repo_id):
+            entries = self._api.list_repo_tree(self.repo_id, recursive=True, revision=revision, repo_type=_KIND)
+            return [entry for entry in entries if hasattr(entry, "blob_id")]
 
     def api(self, branch: str) -> Api | None:
         """The API that a version's variants have in common, as they hold the same Python files; None without any."""
@@ -88,8 +92,7 @@ class Remote:
                 self._api.create_branch(self.repo_id, branch=branch.name, repo_type=_KIND)
                 # What a new branch starts with is no part of a version.
                 kept = {operation.path_in_repo for operation in operations}
-                start = self._api.list_repo_tree(self.repo_id, recursive=True, revision=branch.name, repo_type=_KIND)
-                inherited = [entry.path for entry in start if hasattr(entry, "blob_id") and entry.path not in kept]
+                inherited = [entry.path for entry in self._list(branch.name) if entry.path not in kept]
                 operations += [CommitOperationDelete(path) for path in inherited if path != ".gitattributes"]
             self._api.create_commit(
                 self.repo_id,
