@@ -1,6 +1,7 @@
 """First and second derivatives, and what backward must leave alone."""
 
 import math
+import sys
 
 import pytest
 import reference
@@ -194,3 +195,32 @@ def test_only_what_is_asked_for_gets_a_gradient(kernel, device):
     kernel.geglu(gate, up).sum().backward()
     assert gate.grad is None
     torch.testing.assert_close(up.grad.double(), reference.gelu(gate, "tanh"))
+
+
+FIRST_DERIVATIVES = {
+    "geglu": ("autograd", "GeGLUBackward", lambda kernel, x, y: kernel.geglu(x, y)),
+    "geglu_packed": (
+        "autograd",
+        "GeGLUPackedBackward",
+        lambda kernel, x, y: kernel.geglu_packed(x) + kernel.geglu_packed(y),
+    ),
+    "linear": ("linear_autograd", "LinearBackward", lambda kernel, x, y: kernel.linear(x, y)),
+    "linear_gelu": ("linear_autograd", "LinearBackward", lambda kernel, x, y: kernel.linear(x, y, activation="gelu")),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_DERIVATIVES)
+def test_a_backward_pass_is_a_function_only_if_it_is_differentiated(kernel, device, monkeypatch, name):
+    """A Function inside a Function costs host time in every training step, and torch 2.5 cannot compile it."""
+    module, function, call = FIRST_DERIVATIVES[name]
+    function = getattr(sys.modules[f"{kernel.__name__}.{module}"], function)
+    entered = []
+    monkeypatch.setattr(
+        function, "apply", lambda *arguments, apply=function.apply: entered.append(1) or apply(*arguments)
+    )
+    x, y = doubles(4, 6, device=device), doubles(4, 6, device=device)
+    plain = torch.autograd.grad(call(kernel, x, y).sum(), (x, y))
+    assert not entered
+    differentiable = torch.autograd.grad(call(kernel, x, y).sum(), (x, y), create_graph=True)
+    assert entered and all(gradient.requires_grad for gradient in differentiable)
+    assert_same_bits(plain, differentiable)

@@ -111,3 +111,17 @@ def test_liger_block_has_no_act_fn_and_is_tanh(kernel, device, x, monkeypatch, l
     layer = stand_in(copy.copy(host), getattr(kernel.layers, layer_name))
     torch.testing.assert_close(layer(x), type(host).forward(host, x))
     assert calls == ["tanh"]
+
+
+def test_the_reason_is_logged_once_for_a_class_and_activation(kernel, device, x, caplog):
+    class Block(GatedMLP):
+        """A class that no other test has made the package report."""
+
+    blocks = [Block(activation).to(device) for activation in (nn.SiLU(), nn.SiLU(), nn.Mish())]
+    with caplog.at_level("INFO", logger="geglu"):
+        for block in blocks:
+            torch.testing.assert_close(kernel.layers.GeGLUMLP.forward(block, x), block(x))
+    assert [record.getMessage().split(": ")[1] for record in caplog.records if record.name == "geglu"] == [
+        "its activation SiLU() is not plain GELU",
+        "its activation Mish() is not plain GELU",
+    ]

@@ -5,10 +5,11 @@ they have. The Triton kernels run in Triton's interpreter, in a process of their
 """
 
 import importlib.util
+import logging
 import shutil
 import subprocess
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import package
 import pytest
@@ -72,6 +73,53 @@ def test_a_compiled_graph_holds_what_torch_can_fuse(noarch):
     targets = [str(target) for target in seen.targets]
     assert any("sigmoid" in target for target in targets)
     assert not any(noarch._ops.ops.name in target for target in targets)
+
+
+def test_torch_runs_where_triton_cannot_compile(noarch, monkeypatch, caplog):
+    """Triton builds its launchers with a C compiler, which slim container images lack: one warning, right results."""
+
+    def warmup(*arguments, **keywords):
+        raise RuntimeError("Failed to find C compiler.")
+
+    launch = sys.modules[f"{noarch.__name__}.portable.launch"]
+    monkeypatch.setattr(launch, "GPUS", ("cpu",))
+    monkeypatch.setattr(launch, "kernels", SimpleNamespace(forward_flat=SimpleNamespace(warmup=warmup)))
+    launch._compiles.cache_clear()
+    gate, up = torch.randn(5, 33, requires_grad=True), torch.randn(5, 33, requires_grad=True)
+    with caplog.at_level(logging.WARNING, "geglu"):
+        for _ in range(2):
+            out = noarch.geglu(gate, up)
+            reference.assert_accurate(out, gate, up, "tanh")
+            grads = torch.autograd.grad(out.sum(), (gate, up))
+            reference.assert_accurate_grads(grads, torch.ones_like(gate), gate, up, "tanh")
+    launch._compiles.cache_clear()
+    messages = [record.getMessage() for record in caplog.records if record.name == "geglu"]
+    assert len(messages) == 1 and "Failed to find C compiler" in messages[0]
+
+
+TARGETS = (("cuda", 75, 32), ("cuda", 90, 32), ("hip", "gfx942", 64), ("hip", "gfx1100", 32))
+
+
+@has_triton
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[1]))
+def test_every_kernel_compiles(noarch, target, tmp_path, monkeypatch):
+    """To machine code, for GPUs that are not here: only the interpreter runs the kernels in this suite otherwise."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    kernels = sys.modules[f"{noarch.__name__}.portable.triton_kernels"]
+    pointers = {"gate", "up", "out", "grad_out", "grad_gate", "grad_up"}
+    for name in ("forward_flat", "backward_flat", "forward_rows", "backward_rows"):
+        kernel = getattr(kernels, name)
+        for dtype, tanh in (("fp32", True), ("fp32", False), ("bf16", True), ("fp16", False)):
+            sizes = {"GATED": True, "TANH": tanh, "SIZE": 1024, "ROWS": 2, "COLS": 512}
+            constants = {argument: sizes[argument] for argument in kernel.arg_names if argument in sizes}
+            kinds = {
+                a: "constexpr" if a in sizes else f"*{dtype}" if a in pointers else "i64" for a in kernel.arg_names
+            }
+            compiled = compile(ASTSource(kernel, kinds, constants), target=GPUTarget(*target))
+            assert compiled.asm["cubin" if target[0] == "cuda" else "hsaco"]
 
 
 def interpreted(*arguments: str, **environment: str) -> subprocess.CompletedProcess:

@@ -74,3 +74,34 @@ def test_python_uses_the_generated_namespace_only():
             elif isinstance(node, ast.Call) and registers.fullmatch(getattr(node.func, "attr", "")):
                 assert ast.unparse(node.args[0]).startswith("add_op_namespace_prefix("), path
     assert "geglu" not in {p.stem for p in (package.REPO / "torch-ext" / "geglu").iterdir()}
+
+
+# Names of torch without a promise that they stay. Each is in 2.5 already, the oldest release that the builds serve.
+PRIVATE_NAMES = {
+    "_C",
+    "_check",
+    "_current_level",
+    "_functorch",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_subclasses",
+    "_trace",
+}
+
+
+def test_no_other_private_name_of_torch_is_used():
+    """One that is newer than 2.5 is an ImportError there, which no test on a later release can see."""
+    used = set()
+    for path in sources(".py"):
+        tree = ast.parse(path.read_text())
+        torch_names = {"torch"}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module.split(".")[0] == "torch":
+                torch_names |= {alias.asname or alias.name for alias in node.names}
+                used |= {*node.module.split("."), *(alias.name for alias in node.names)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[0] in torch_names:
+                used.add(node.attr)
+    assert {name for name in used if name.startswith("_") and not name.startswith("__")} == PRIVATE_NAMES

@@ -1,7 +1,8 @@
 """Gradients. These functions are entered only when a gradient is asked for: without one the operator is called bare.
 
 First derivatives are one kernel. Second and higher ones are rare, and go through plain torch operations that torch
-can differentiate again.
+can differentiate again. In a backward pass gradients are enabled only if one is to be taken of it; in all others the
+operator is called bare there too. That also spares torch.compile a Function in a Function: torch 2.5 cannot trace it.
 """
 
 import math
@@ -76,7 +77,8 @@ class GeGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):
         gate, up = ctx.saved_tensors
-        return *GeGLUBackward.apply(grad_out, gate, up, ctx.tanh), None
+        gradients = GeGLUBackward.apply if torch.is_grad_enabled() else ops.geglu_backward.default
+        return *gradients(grad_out, gate, up, ctx.tanh), None
 
 
 class GeGLUPackedBackward(torch.autograd.Function):
@@ -117,4 +119,5 @@ class GeGLUPacked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):
         (x,) = ctx.saved_tensors
-        return GeGLUPackedBackward.apply(grad_out, x, ctx.tanh, ctx.gate_first), None, None
+        gradient = GeGLUPackedBackward.apply if torch.is_grad_enabled() else ops.geglu_packed_backward.default
+        return gradient(grad_out, x, ctx.tanh, ctx.gate_first), None, None

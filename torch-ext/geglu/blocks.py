@@ -36,11 +36,11 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """down_proj(act_fn(gate_proj(x)) * up_proj(x)) as ``module`` computes it, the activation and product fused."""
     kind = type(module)
     if not _is_plain_gated_mlp(kind):
-        return host_forward(module, x, "its forward is not down_proj(act_fn(gate_proj(x)) * up_proj(x))", _unfused)
+        return host_forward(module, x, _unfused, "its forward is not down_proj(act_fn(gate_proj(x)) * up_proj(x))")
     activation = getattr(module, "act_fn", gelu_tanh if kind.__name__ in _LIGER_BLOCKS else None)
     form = gelu_form(activation)
     if form is None:
-        return host_forward(module, x, f"its activation {activation!r} is not plain GELU", _unfused)
+        return host_forward(module, x, _unfused, "its activation %r is not plain GELU", activation)
     if not torch.is_grad_enabled():
         parameters = _plain_parameters(module, x)
         if parameters is not None:
@@ -62,17 +62,22 @@ def _plain_parameters(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor 
     return parameters if fusable(x, *parameters) else None
 
 
-def host_forward(module: nn.Module, x: torch.Tensor, reason: str, own: Callable) -> torch.Tensor:
+def host_forward(module: nn.Module, x: torch.Tensor, own: Callable, reason: str, *parts: object) -> torch.Tensor:
     """The host's forward, and the reason for it logged once. ``own`` is the formula for one of our own layers."""
-    report(module, reason)
+    report(module, reason, *parts)
     kind = type(module)
     return own(module, x) if is_own(kind.forward) else kind.forward(module, x)
 
 
-def report(module: nn.Module, reason: str) -> None:
-    """Logs, once for a class and reason, why a host keeps its own arithmetic."""
-    kind = type(module)
-    if not torch.compiler.is_compiling() and (kind, reason) not in _reported:
+def report(module: nn.Module, reason: str, *parts: object) -> None:
+    """Logs, once for a class and reason, why a host keeps its own arithmetic.
+
+    ``reason`` is a %-format for ``parts``, filled in here: torch.compile cannot trace the repr of a module before 2.6.
+    """
+    if torch.compiler.is_compiling():
+        return
+    kind, reason = type(module), reason % parts
+    if (kind, reason) not in _reported:
         _reported.add((kind, reason))
         logger.info("%s keeps its own forward: %s", kind.__qualname__, reason)
 

@@ -64,6 +64,11 @@ class LinearBackward(torch.autograd.Function):
         return for_grad_out, into_x, into_weight, for_pre, *(None,) * 5
 
 
+def _gradients(*arguments):
+    """linear_backward, as a Function only if a derivative is to be taken of it: see ``autograd``."""
+    return (LinearBackward.apply if torch.is_grad_enabled() else ops.linear_backward.default)(*arguments)
+
+
 class Linear(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -79,7 +84,7 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):
         needs = ctx.needs_input_grad[:3]
-        grads = LinearBackward.apply(grad_out, *ctx.saved_tensors, None, 0, ctx.allow_tf32, *needs)
+        grads = _gradients(grad_out, *ctx.saved_tensors, None, 0, ctx.allow_tf32, *needs)
         return *_asked_for(needs, grads), None
 
 
@@ -112,7 +117,7 @@ class LinearGELU(torch.autograd.Function):
             grad_out, pre, activation = grad_pre, None, 0
         if grad_out is None:
             return (None,) * 5
-        grads = LinearBackward.apply(grad_out, x, weight, pre, activation, ctx.allow_tf32, *needs)
+        grads = _gradients(grad_out, x, weight, pre, activation, ctx.allow_tf32, *needs)
         return *_asked_for(needs, grads), None, None
 
 
@@ -131,5 +136,5 @@ class CompiledLinearGELU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out, grad_pre):
         needs = ctx.needs_input_grad[:3]
-        grads = LinearBackward.apply(grad_out, *ctx.saved_tensors, ctx.activation, ctx.allow_tf32, *needs)
+        grads = _gradients(grad_out, *ctx.saved_tensors, ctx.activation, ctx.allow_tf32, *needs)
         return *_asked_for(needs, grads), None, None

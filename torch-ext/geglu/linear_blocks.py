@@ -23,21 +23,21 @@ _is_plain_conv1d_mlp = recognizer(
 def gelu_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """fc2(activation_fn(fc1(x)))."""
     if not _is_plain_mlp(type(module)):
-        return host_forward(module, x, "its forward is not fc2(activation_fn(fc1(x)))", _unfused_mlp)
+        return host_forward(module, x, _unfused_mlp, "its forward is not fc2(activation_fn(fc1(x)))")
     return module.fc2(_activated(module, module.fc1, module.activation_fn, x))
 
 
 def gelu_intermediate(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """intermediate_act_fn(dense(x))."""
     if not _is_plain_intermediate(type(module)):
-        return host_forward(module, x, "its forward is not intermediate_act_fn(dense(x))", _unfused_intermediate)
+        return host_forward(module, x, _unfused_intermediate, "its forward is not intermediate_act_fn(dense(x))")
     return _activated(module, module.dense, module.intermediate_act_fn, x)
 
 
 def gelu_conv1d_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """dropout(c_proj(act(c_fc(x))))."""
     if not _is_plain_conv1d_mlp(type(module)):
-        return host_forward(module, x, "its forward is not dropout(c_proj(act(c_fc(x))))", _unfused_conv1d_mlp)
+        return host_forward(module, x, _unfused_conv1d_mlp, "its forward is not dropout(c_proj(act(c_fc(x))))")
     return module.dropout(module.c_proj(_activated(module, module.c_fc, module.act, x)))
 
 
@@ -60,7 +60,7 @@ def _activated(module: nn.Module, projection: nn.Module, activation: object, x: 
     if weight is not None and fusable(x, weight, projection.bias):
         return linear(x, weight, projection.bias, activation=_ACTIVATIONS[form])
     if form is None:
-        report(module, f"its activation {activation!r} is not plain GELU")
+        report(module, "its activation %r is not plain GELU", activation)
     elif weight is None:
-        report(module, f"its projection {projection!r} is more than a product with a weight")
+        report(module, "its projection %r is more than a product with a weight", projection)
     return activation(projection(x))

@@ -1,14 +1,18 @@
 """Launches of the Triton kernels: tensors as rows, tiles of a fixed number of elements, the tensors' own device.
 
-What Triton does not serve (the CPU, float64, a torch that came without it) is computed in torch's own operations. In
-every function the tensors are of one shape, dtype and device, have any strides and at least one element. ``wrap`` is
-applied to a kernel before its launch: torch.library.wrap_triton while torch.compile traces, else nothing.
+What Triton does not serve (the CPU, float64, a torch that came without it, a machine where it cannot compile) is
+computed in torch's own operations. In every function the tensors are of one shape, dtype and device, have any strides
+and at least one element. ``wrap`` is applied to a kernel before its launch: torch.library.wrap_triton while
+torch.compile traces, else nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import nullcontext
+from functools import cache
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,6 +26,8 @@ try:
     from . import triton_kernels as kernels
 except ImportError:  # this torch came without Triton
     kernels = None
+
+logger = logging.getLogger("geglu")
 
 # Device types whose torch comes with Triton. ROCm's is called "cuda" as well.
 GPUS = ("cuda", "xpu")
@@ -81,7 +87,27 @@ def activate_backward(
 
 
 def _has_kernel(tensor: torch.Tensor) -> bool:
-    return kernels is not None and tensor.dtype != torch.float64 and (tensor.device.type in GPUS or _INTERPRETED)
+    if kernels is None or tensor.dtype == torch.float64:
+        return False
+    device = tensor.device
+    return _INTERPRETED or (device.type in GPUS and _compiles(device, tensor.dtype))
+
+
+@cache
+def _compiles(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether Triton can compile for this type and GPU, found out once, with the kernel that is needed most.
+
+    It builds its launchers with the machine's C compiler, which slim container images lack, and older releases have no
+    bfloat16 for GPUs that have none themselves.
+    """
+    try:
+        with _current(device):
+            kernels.forward_flat.warmup(*[dtype] * 3, _TILE, GATED=True, TANH=True, SIZE=_TILE, grid=(1,))
+    except Exception as error:  # of a driver, a compiler or an assembler: all mean that there will be no kernel
+        reason = shorten(str(error), 200)  # an assembler's has a line for each instruction
+        logger.warning("no Triton kernels for %s on %s, torch's operations run instead: %s", dtype, device, reason)
+        return False
+    return True
 
 
 def _launch_flat(name: str, tensors: tuple[torch.Tensor, ...], gated: bool, tanh: bool, wrap: Callable | None) -> None:

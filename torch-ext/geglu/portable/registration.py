@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # As in torch-ext/torch_binding.cpp.
-_LINEAR = "Tensor x, Tensor weight, Tensor? bias, int activation, bool allow_tf32"
-_LINEAR_BACKWARD = (
-    "Tensor grad_out, Tensor? x, Tensor? weight, Tensor? pre, int activation, bool allow_tf32, "
-    "bool needs_x, bool needs_weight, bool needs_bias"
-)
 _GATED = "Tensor x, Tensor gate_weight, Tensor up_weight"
 _MLP = (
     f"{_GATED}, Tensor down_weight, Tensor? gate_bias, Tensor? up_bias, Tensor? down_bias, bool tanh, bool allow_tf32"
