@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import uvicorn
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from kernels import (
     LayerRepository,
@@ -24,6 +25,7 @@ from kernels import (
 )
 from kernels.layer import KernelizeFallback
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import ContinuousBatchingConfig
 from transformers.cli.serving.chat_completion import ChatCompletionHandler
 from transformers.cli.serving.completion import CompletionHandler
@@ -36,23 +38,40 @@ from transformers.cli.serving.utils import GenerationState
 
 LAYER = "GeGLUMLP"
 PARTS = ("gate_proj", "up_proj", "down_proj", "act_fn")
+# transformers' /health, which knows no kernel, and the routes that would unload the one model or load more.
+LEFT_OUT = {"/health", "/load_model", "/reset"}
 
 
 class KernelError(Exception):
     """The kernel cannot be put into the model; the message says why."""
 
 
-def gated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The modules that the layer can stand in for. It keeps the forward of those whose activation is no GELU."""
-    return [module for module in model.modules() if all(hasattr(module, part) for part in PARTS)]
+class CalledLibraries(TorchDispatchMode):
+    """Collects the namespaces of all operators that are called: a kernel's is the id of its build."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.namespace)
+        return func(*args, **(kwargs or {}))
+
+
+def called_by(block: nn.Module, dtype: torch.dtype) -> set[str]:
+    """What a block's forward really calls. A layer keeps the host's arithmetic where it is not the one it fuses."""
+    device = next(block.parameters()).device
+    with torch.inference_mode(), CalledLibraries() as called:
+        block(torch.zeros(1, 1, block.gate_proj.in_features, dtype=dtype, device=device))
+    return called.names
 
 
 def put_into(model: nn.Module, kernel: str, version: int) -> dict[str, object]:
-    """Gives every gated block of a model the kernel's forward; returns what /health reports.
+    """Puts the kernel into every gated block of a model and tries each; returns what /health reports.
 
-    Raises KernelError if the kernel cannot be loaded or the model has no such block.
+    Raises KernelError if the kernel cannot be loaded or no block runs on it.
     """
-    blocks = gated_blocks(model)
+    blocks = [module for module in model.modules() if all(hasattr(module, part) for part in PARTS)]
     if not blocks:
         raise KernelError(f"{type(model).__name__} has no block with {', '.join(PARTS)}")
     for kind in {type(block) for block in blocks}:
@@ -70,15 +89,20 @@ def put_into(model: nn.Module, kernel: str, version: int) -> dict[str, object]:
             kernelize(model, mode=Mode.INFERENCE, device=model.device, use_fallback=fallback)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise KernelError(f"{kernel} does not load: {error}") from error
-    homes = [getattr(block.forward, "__func__", block.forward).__module__ for block in blocks]
-    builds = {home.partition(".")[0] for home in homes if "_geglu_" in home}
-    if len(builds) != 1 or any("_geglu_" not in home for home in homes):
-        raise KernelError(f"of {len(blocks)} blocks only some run on the kernel: {sorted(set(homes))}")
-    return {"repository": kernel, "version": None if local else version, "build": builds.pop(), "layers": len(blocks)}
+    # The package of every layer is named by the id of its build, as its operators' namespace is.
+    build = getattr(blocks[0].forward, "__func__", blocks[0].forward).__module__.partition(".")[0]
+    layers = sum(build in called_by(block, model.dtype) for block in blocks)
+    if not layers:
+        raise KernelError(
+            f"none of the {len(blocks)} gated blocks of {type(model).__name__} runs on {kernel}, "
+            f"which is for GELU: the first has {blocks[0].act_fn}"
+        )
+    shown = None if local else version
+    return {"repository": kernel, "version": shown, "build": build, "layers": layers, "of": len(blocks)}
 
 
 class KernelizedModels(ModelManager):
-    """Loads models as transformers' server does, and puts the kernel into each."""
+    """Loads a model as transformers' server does, and puts the kernel into it."""
 
     def __init__(self, kernel: str | None, version: int, **options):
         self.kernel, self.version, self.report = kernel, version, None
@@ -91,7 +115,7 @@ class KernelizedModels(ModelManager):
         return model
 
 
-def make_app(models: KernelizedModels, continuous_batching: bool):
+def make_app(models: KernelizedModels, continuous_batching: bool) -> FastAPI:
     """transformers' application, with a /health of our own."""
     config = ContinuousBatchingConfig() if continuous_batching else None
     state = GenerationState(continuous_batching=continuous_batching, cb_config=config)
@@ -105,13 +129,18 @@ def make_app(models: KernelizedModels, continuous_batching: bool):
         systemone_handler=SystemOneHandler(**handlers),
         generation_state=state,
     )
-    app.router.routes = [route for route in app.router.routes if getattr(route, "path", None) != "/health"]
+    app.router.routes = [route for route in app.router.routes if getattr(route, "path", None) not in LEFT_OUT]
 
     @app.get("/health")
     def health():
         alive = state.is_cb_alive()
         content = {"status": "ok" if alive else "unhealthy", "kernel": models.report}
         return JSONResponse(content, status_code=200 if alive else 503)
+
+    @app.exception_handler(ValueError)
+    async def refuse(request: Request, error: ValueError):
+        """What transformers says of a parameter is for the one who sent it: without this it is a bare 500."""
+        return JSONResponse({"detail": str(error)}, status_code=400)
 
     return app
 
@@ -136,6 +165,9 @@ def main(arguments: list[str] | None = None) -> int:
         models = KernelizedModels(kernel, options.version, device=options.device, force_model=options.model)
     except KernelError as error:
         print(f"serve: {error} (--eager serves without the kernel)", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # torch asserts that it has the device
+        print(f"serve: {options.model} does not load on {options.device}: {error}", file=sys.stderr)
         return 1
     app = make_app(models, options.continuous_batching)
     uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
