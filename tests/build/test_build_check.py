@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.build import BUILDER
 from tools.build.check import check_variant
 from tools.build.check.__main__ import main as check_main
 from tools.build.check.elf import Library
@@ -170,6 +171,7 @@ def change_ops(directory: Path) -> None:
         (lambda d: (d / "__init__.py").unlink(), "digest: "),
         (lambda d: (d / "more.py").write_text("x = 1"), "digest: "),
         (lambda d: (d / "data.bin").write_bytes(bytes(4 * 2**20)), "more than 4 MB"),
+        (lambda d: (d / "more.pyc").write_bytes(b"x"), "more.pyc is bytecode without a source"),
         (lambda d: rewrite_metadata(d, digest=None), "metadata.json has no digest"),
         (lambda d: (d / "metadata.json").unlink(), "metadata.json: "),
         (lambda d: rewrite_metadata(d, backend={"type": "cuda"}), "metadata.json says backend cuda"),
@@ -212,6 +214,19 @@ def test_the_directory_must_name_the_backend(pristine, tmp_path, compute):
 def test_a_directory_that_is_no_variant(tmp_path, name):
     (tmp_path / name).mkdir()
     assert len(check_variant(tmp_path / name)) == 1
+
+
+def test_what_lies_beside_the_variants(tree, capsys):
+    """A card may; a folder or a file that no digest covers may not, whichever of the two names it was asked by."""
+    build = tree.root / "build"
+    (build / "CARD.md").write_text("card")
+    assert check_main([str(tree.root)]) == 0
+    said = capsys.readouterr().out
+    assert said == f"{tree.variant()}: ok, {tree.library().name.partition('.')[0]}, built by {BUILDER} from no commit\n"
+    (build / "geglu.py").write_text("")
+    for place in (tree.root, build):
+        assert check_main([str(place)]) == 1
+        assert f"{build / 'geglu.py'}: is no variant" in capsys.readouterr().out
 
 
 def test_pycache_of_a_used_variant_is_no_problem(pristine, tmp_path):

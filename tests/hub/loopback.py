@@ -1,150 +1,23 @@
-"""A Hub on the loopback: repositories as commits on disk, behind the requests of kernels and huggingface_hub.
+"""A Hub on the loopback: the requests of kernels and huggingface_hub, answered from the repositories of store.py.
 
-Objects and commits are never changed; a branch is one small file that is replaced in one step, so that a client sees
-the commit before or the commit after. `Hub.faults` makes the server misbehave on purpose.
+Large files take the way of Git LFS, as the Hub asks for with libraries. The Hub's own storage, Xet, is not here:
+clients are told so by HF_HUB_DISABLE_XET.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import re
 import threading
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from store import Conflict, Faults, Hub, Moved, NotFound, git_oid, pointer
+
 TOKEN = "hf_loopback"
-
-
-class NotFound(Exception):
-    """What a 404 says: one of the Hub's X-Error-Code values."""
-
-
-class Conflict(Exception):
-    """The branch is not where the client believes it is, or something is there already."""
-
-
-@dataclass
-class Faults:
-    """How the server misbehaves. Patterns are searched in the request's path."""
-
-    cut_short: str = ""  # downloads whose connection closes after half of the content
-    damaged: str = ""  # downloads with one byte changed
-    dead: str = ""  # requests whose connection closes without an answer
-
-    @staticmethod
-    def hits(pattern: str, path: str) -> bool:
-        return bool(pattern) and re.search(pattern, path) is not None
-
-
-@dataclass
-class Hub:
-    """Repositories below `root`, and who may publish what."""
-
-    root: Path
-    trusted: set[str] = field(default_factory=set)
-    faults: Faults = field(default_factory=Faults)
-    requests: list[str] = field(default_factory=list)  # "GET /api/..." in the order of their arrival
-    url: str = ""
-
-    # ---- storage ----
-
-    def create(self, repo: str, kind: str = "kernel") -> None:
-        place = self._place(repo)
-        if place.exists():
-            raise Conflict(f"{repo} exists")
-        (place / "refs").mkdir(parents=True)
-        (place / "kind").write_text(kind)
-        self._move(repo, "main", self._store(repo, {}, None, "initial commit"))
-
-    def kind(self, repo: str) -> str | None:
-        """The type of a repository; None if there is none."""
-        file = self._place(repo) / "kind"
-        return file.read_text() if file.exists() else None
-
-    def refs(self, repo: str) -> dict[str, str]:
-        """Branch -> commit."""
-        if self.kind(repo) != "kernel":
-            raise NotFound("RepoNotFound")
-        return {unquote(path.name): path.read_text() for path in sorted((self._place(repo) / "refs").iterdir())}
-
-    def branch(self, repo: str, name: str, start: str | None = None) -> None:
-        refs = self.refs(repo)
-        if name in refs:
-            raise Conflict(f"branch {name} exists")
-        self._move(repo, name, self.resolve(repo, start or "main"))
-
-    def resolve(self, repo: str, revision: str) -> str:
-        refs = self.refs(repo)
-        revision = revision.removeprefix("refs/heads/")
-        if revision in refs:
-            return refs[revision]
-        if re.fullmatch(r"[0-9a-f]{40}", revision) and self._commit_file(repo, revision).exists():
-            return revision
-        raise NotFound("RevisionNotFound")
-
-    def files(self, repo: str, revision: str) -> dict[str, str]:
-        """Path -> sha256 of its content."""
-        return json.loads(self._commit_file(repo, self.resolve(repo, revision)).read_text())["files"]
-
-    def content(self, sha256: str) -> bytes:
-        return (self.root / "objects" / sha256).read_bytes()
-
-    def commit(
-        self, repo: str, branch: str, adds: dict[str, bytes], deletes: list[str], message: str, parent: str | None
-    ) -> str:
-        """One commit with all changes. Raises Conflict if `parent` is given and not the branch's head."""
-        head = self.resolve(repo, branch)
-        if parent is not None and parent != head:
-            raise Conflict(f"{branch} has moved on from {parent}")
-        files = self.files(repo, head)
-        for path in deletes:
-            files = {name: sha for name, sha in files.items() if name != path and not name.startswith(f"{path}/")}
-        for path, content in adds.items():
-            files[path] = self._object(content)
-        commit = self._store(repo, files, head, message)
-        self._move(repo, branch, commit)
-        return commit
-
-    def snapshot(self, repo: str) -> dict[str, dict[str, str]]:
-        """All branches with all files: equal before and after means that nothing was changed."""
-        return {name: {"": commit, **self.files(repo, commit)} for name, commit in self.refs(repo).items()}
-
-    def _place(self, repo: str) -> Path:
-        return self.root / "repos" / repo.replace("/", "--")
-
-    def _commit_file(self, repo: str, commit: str) -> Path:
-        return self._place(repo) / f"{commit}.json"
-
-    def _object(self, content: bytes) -> str:
-        sha = hashlib.sha256(content).hexdigest()
-        _write(self.root / "objects" / sha, content)
-        return sha
-
-    def _store(self, repo: str, files: dict[str, str], parent: str | None, message: str) -> str:
-        text = json.dumps({"files": files, "parent": parent, "message": message}, sort_keys=True)
-        commit = hashlib.sha1(text.encode()).hexdigest()
-        _write(self._commit_file(repo, commit), text.encode())
-        return commit
-
-    def _move(self, repo: str, branch: str, commit: str) -> None:
-        _write(self._place(repo) / "refs" / branch.replace("/", "%2F"), commit.encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{threading.get_ident()}")
-    partial.write_bytes(content)
-    partial.replace(path)
-
-
-def git_oid(content: bytes) -> str:
-    """The id that git gives to a file, and the Hub to what is not in large-file storage."""
-    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @contextmanager
@@ -170,6 +43,8 @@ def serve(root: Path, trusted: set[str]):
 
 _API = re.compile(r"/api/kernels/(?P<repo>[^/]+/[^/]+)(?:/(?P<what>\w[\w-]*)(?:/(?P<rest>.*))?)?$")
 _OTHER_API = re.compile(r"/api/(?P<kind>model|dataset|space)s/(?P<repo>[^/]+/[^/]+)$")
+_LARGE = re.compile(r"/kernels/(?P<repo>[^/]+/[^/]+)\.git/info/lfs/objects/(?P<what>batch|verify)$")
+_OBJECT = re.compile(r"/objects/(?P<sha>[0-9a-f]{64})$")
 _RESOLVE = re.compile(r"/kernels/(?P<repo>[^/]+/[^/]+)/resolve/(?P<rev>[^/]+)/(?P<path>.+)$")
 
 
@@ -187,23 +62,33 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(self._get)
 
     def do_POST(self) -> None:
-        self._answer(self._post)
+        self._answer(self._authorized)
+
+    def do_PUT(self) -> None:
+        self._answer(self._put)
+
+    def do_DELETE(self) -> None:
+        self._answer(self._authorized)
 
     def _answer(self, handle) -> None:
         path = urlsplit(self.path).path
-        self.hub.requests.append(f"{self.command} {path}")
+        self.asked = f"{self.command} {path}"
+        self.hub.requests.append(self.asked)
         length = int(self.headers.get("Content-Length") or 0)
-        self.body = self.rfile.read(length) if length else b""
-        if Faults.hits(self.hub.faults.dead, path):
+        if Faults.hits(self.hub.faults.dead, self.asked):
+            self.rfile.read(length // 2)
             self.close_connection = True
             self.connection.close()
             return
+        self.body = self.rfile.read(length) if length else b""
         try:
             handle(path)
         except NotFound as error:
             self._json({"error": str(error)}, 404, {"X-Error-Code": str(error), "X-Error-Message": str(error)})
         except Conflict as error:
             self._json({"error": str(error), "url": f"{self.hub.url}/kernels"}, 409)
+        except Moved as error:
+            self._json({"error": str(error)}, 412)
 
     # ---- reading ----
 
@@ -251,7 +136,12 @@ class _Handler(BaseHTTPRequestHandler):
             folders.update(prefix + "/".join(inner[:end]) for end in ends)
             if recursive or len(inner) == 1:
                 content = self.hub.content(sha)
-                entries.append({"type": "file", "path": name, "size": len(content), "oid": git_oid(content)})
+                entry = {"type": "file", "path": name, "size": len(content), "oid": git_oid(content)}
+                if self.hub.is_large(name):
+                    text = pointer(content)
+                    entry |= {"oid": git_oid(text)}
+                    entry |= {"lfs": {"oid": sha, "size": len(content), "pointerSize": len(text)}}
+                entries.append(entry)
         if below and not entries and not folders:
             raise NotFound("EntryNotFound")
         directories = [{"type": "directory", "path": name, "oid": "0" * 40, "size": 0} for name in sorted(folders)]
@@ -266,16 +156,40 @@ class _Handler(BaseHTTPRequestHandler):
             return
         content = self.hub.content(files[name])
         headers = {"X-Repo-Commit": commit, "ETag": f'"{git_oid(content)}"', "Accept-Ranges": "none"}
-        if self.command == "GET" and Faults.hits(self.hub.faults.damaged, name):
+        if self.hub.is_large(name):
+            headers |= {"X-Linked-ETag": f'"{files[name]}"', "X-Linked-Size": str(len(content))}
+        if self.command == "GET" and Faults.hits(self.hub.faults.damaged, self.asked):
             content = bytes([content[0] ^ 1]) + content[1:]
-        self._send(200, content, "application/octet-stream", headers, Faults.hits(self.hub.faults.cut_short, name))
+        cut_short = Faults.hits(self.hub.faults.cut_short, self.asked)
+        self._send(200, content, "application/octet-stream", headers, cut_short)
 
     # ---- writing ----
 
-    def _post(self, path: str) -> None:
+    def _authorized(self, path: str) -> None:
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._json({"error": "Invalid username or password."}, 401)
-            return
+        elif self.command == "DELETE":
+            self._delete(path)
+        else:
+            self._post(path)
+
+    def _delete(self, path: str) -> None:
+        match = _API.match(path)
+        if match is None or match["what"] != "branch":
+            raise NotFound("EntryNotFound")
+        self.hub.delete_branch(match["repo"], unquote(match["rest"]))
+        self._json({})
+
+    def _put(self, path: str) -> None:
+        """The content of a large file, at the address that the answer to its announcement gave."""
+        match = _OBJECT.match(path)
+        if match is None:
+            raise NotFound("EntryNotFound")
+        if self.hub.keep(self.body) != match["sha"]:
+            raise Conflict(f"the content of {match['sha']} is another")
+        self._json({})
+
+    def _post(self, path: str) -> None:
         if path == "/api/repos/create":
             asked = json.loads(self.body)
             repo = f"{asked['organization']}/{asked['name']}" if asked.get("organization") else asked["name"]
@@ -283,6 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"url": f"{self.hub.url}/kernels/{repo}", "name": repo})
         elif path == "/api/validate-yaml":
             self._json({"errors": [], "warnings": []})
+        elif match := _LARGE.match(path):
+            self._announced(match["repo"], match["what"])
         elif match := _API.match(path):
             self._change(match["repo"], match["what"], unquote(match["rest"] or ""))
         else:
@@ -294,24 +210,48 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({})
         elif what == "preupload":
             files = self.hub.files(repo, rest)
-            known = {name: git_oid(self.hub.content(sha)) for name, sha in files.items()}
             paths = [file["path"] for file in json.loads(self.body)["files"]]
-            mode = {"uploadMode": "regular", "shouldIgnore": False}
-            self._json({"files": [{"path": path, "oid": known.get(path), **mode} for path in paths]})
+            self._json({"files": [self._upload_mode(path, files.get(path)) for path in paths]})
         elif what == "commit":
             lines = [json.loads(line) for line in self.body.splitlines() if line.strip()]
             header = next(line["value"] for line in lines if line["key"] == "header")
             adds = {
-                line["value"]["path"]: base64.b64decode(line["value"]["content"])
+                line["value"]["path"]: self.hub.keep(base64.b64decode(line["value"]["content"]))
                 for line in lines
                 if line["key"] == "file"
             }
+            adds |= {line["value"]["path"]: line["value"]["oid"] for line in lines if line["key"] == "lfsFile"}
+            if not all(self.hub.has(sha) for sha in adds.values()):
+                raise NotFound("EntryNotFound")
             deletes = [line["value"]["path"] for line in lines if line["key"] in ("deletedFile", "deletedFolder")]
             parent = header.get("parentCommit")
             commit = self.hub.commit(repo, rest, adds, deletes, header["summary"], parent)
             self._json({"commitOid": commit, "commitUrl": f"{self.hub.url}/kernels/{repo}/commit/{commit}"})
         else:
             raise NotFound("EntryNotFound")
+
+    def _upload_mode(self, path: str, sha: str | None) -> dict:
+        large = self.hub.is_large(path)
+        known = None if sha is None else sha if large else git_oid(self.hub.content(sha))
+        return {"path": path, "oid": known, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
+
+    def _announced(self, repo: str, what: str) -> None:
+        """Large files that will come: where each may be put, unless it is here. Afterwards: whether it came."""
+        asked = json.loads(self.body)
+        if what == "verify":
+            if not self.hub.has(asked["oid"]):
+                raise NotFound("EntryNotFound")
+            self._json({})
+            return
+        verify = {"href": f"{self.hub.url}/kernels/{repo}.git/info/lfs/objects/verify"}
+        answers = []
+        for announced in asked["objects"]:
+            answer = {"oid": announced["oid"], "size": announced["size"]}
+            if not self.hub.has(announced["oid"]):
+                place = {"href": f"{self.hub.url}/objects/{announced['oid']}"}
+                answer["actions"] = {"upload": place, "verify": verify}
+            answers.append(answer)
+        self._json({"transfer": "basic", "objects": answers})
 
     # ---- answers ----
 

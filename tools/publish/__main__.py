@@ -27,6 +27,9 @@ def main(arguments: list[str] | None = None) -> int:
     except PublishError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("interrupted: a branch has all of its commit or none of it; run this again to go on", file=sys.stderr)
+        return 130
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -74,6 +77,9 @@ def _print_plan(plan: Plan, source: Source, remote: Remote) -> None:
     print(f"  together {total / _MEGABYTE:.2f} MB")
     for branch in plan.branches:
         _print_branch(branch)
+        deleted = {path.split("/")[1] for path in branch.deletes if path.startswith("build/")}
+        for variant in sorted(deleted.difference(source.variants)):
+            print(f"  {variant} is not in build/: {branch.name} loses it")
 
 
 def _print_branch(branch: Branch) -> None:

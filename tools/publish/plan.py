@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .api import broken_promises
 from .errors import PublishError
-from .remote import Remote
+from .remote import HUB_FILE, Remote
 from .source import Source
 
 
@@ -50,8 +52,9 @@ def make_plan(source: Source, remote: Remote) -> Plan:
     reason = _check_version(source, remote)
     # The build first: a card never describes what is not there.
     branches = (
-        _compare(f"v{version}", source.build, remote, keep=()),
-        _compare("main", source.main, remote, keep=(".gitattributes",)),
+        _compare(f"v{version}", _with_published_labels(source, remote), remote, lambda path: path != HUB_FILE),
+        # Of main only the card and the benchmarks are published from here: the rest is somebody else's.
+        _compare("main", source.main, remote, lambda path: path.startswith("benchmarks/")),
     )
     return Plan(branches, reason)
 
@@ -81,11 +84,38 @@ def _check_version(source: Source, remote: Remote) -> str:
     return f"version {version} is published, and its API is kept"
 
 
-def _compare(name: str, local: dict[str, Path | bytes], remote: Remote, keep: tuple[str, ...]) -> Branch:
+def _with_published_labels(source: Source, remote: Remote) -> dict[str, Path | bytes]:
+    """The build's files; the metadata of a variant that is published with these very bytes is the published one.
+
+    Every commit gives a variant new metadata, whatever else it changes. What is published names a commit that the same
+    bytes were made from, so it stays true, and nobody has to download anything.
+    """
+    branch, build = f"v{source.package.version}", dict(source.build)
+    there = remote.files(branch) if remote.head(branch) else {}
+    for variant in source.variants:
+        path = f"build/{variant}/metadata.json"
+        if path in there:
+            published = remote.read(branch, path)
+            if _without_commit(published) == _without_commit(source.build[path].read_text()):
+                build[path] = published.encode()
+    return build
+
+
+def _without_commit(metadata: str) -> dict | None:
+    """A variant's metadata but for the commit of its sources; None for what is not metadata."""
+    try:
+        fields = json.loads(metadata)
+        del fields["provenance"]["kernel"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return fields
+
+
+def _compare(name: str, local: dict[str, Path | bytes], remote: Remote, may_be_stale: Callable[[str], bool]) -> Branch:
     head = remote.head(name)
     there = remote.files(name) if head else {}
     writes = {path: content for path, content in local.items() if there.get(path) not in _ids_of(content)}
-    stale = tuple(sorted(path for path in there if path not in local and path not in keep))
+    stale = tuple(sorted(path for path in there if path not in local and may_be_stale(path)))
     return Branch(name, head, writes, stale, len(local) - len(writes))
 
 

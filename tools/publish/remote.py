@@ -14,9 +14,17 @@ from .api import Api, read_api
 from .errors import PublishError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .plan import Branch
 
 _KIND = "kernel"
+
+# Where a new version is put together: the loader takes no notice of a branch of this name.
+_STAGING = "unpublished"
+
+# The Hub's own file in every branch: which files are large ones.
+HUB_FILE = ".gitattributes"
 
 # What the HTTP client raises when there is no answer; which client it is depends on huggingface_hub's release.
 _NoAnswer = HfHubHTTPError.__bases__[0]
@@ -47,16 +55,14 @@ class Remote:
         """Path -> id of every file."""
         commit = self.head(branch)
         if commit not in self._files:
-            self._files[commit] = {
-                entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id for entry in self._list(commit)
-            }
+            with explained(self.repo_id):
+                entries = self._api.list_repo_tree(self.repo_id, recursive=True, revision=commit, repo_type=_KIND)
+                self._files[commit] = {
+                    entry.path: entry.lfs.sha256 if entry.lfs else entry.blob_id
+                    for entry in entries
+                    if hasattr(entry, "blob_id")
+                }
         return self._files[commit]
-
-    def _list(self, revision: str | None) -> list:
-        """The files, not the folders, of a commit or branch."""
-        with explained(self.repo_id):
-            entries = self._api.list_repo_tree(self.repo_id, recursive=True, revision=revision, repo_type=_KIND)
-            return [entry for entry in entries if hasattr(entry, "blob_id")]
 
     def api(self, branch: str) -> Api | None:
         """The API that a version's variants have in common, as they hold the same Python files; None without any."""
@@ -67,13 +73,21 @@ class Remote:
 
         def read(name: str) -> str | None:
             path = f"build/{variant}/{name}"
-            if path not in paths:
-                return None
-            with explained(self.repo_id):
-                file = self._api.hf_hub_download(self.repo_id, path, revision=self.head(branch), repo_type=_KIND)
-            return Path(file).read_text(encoding="utf-8")
+            return self.read(branch, path) if path in paths else None
 
-        return read_api(read)
+        try:
+            return read_api(read)
+        except (ValueError, SyntaxError) as error:
+            raise PublishError(
+                f"what {branch} of {self.repo_id} promises cannot be read from its {variant} ({_one_line(error)}): "
+                "publish as the next version"
+            ) from error
+
+    def read(self, branch: str, path: str) -> str:
+        """The text of a file of a branch."""
+        with explained(self.repo_id):
+            file = self._api.hf_hub_download(self.repo_id, path, revision=self.head(branch), repo_type=_KIND)
+        return Path(file).read_text(encoding="utf-8")
 
     def create(self) -> None:
         with explained(self.repo_id):
@@ -81,27 +95,38 @@ class Remote:
         self._heads = self._read_heads()
 
     def commit(self, branch: Branch, message: str) -> None:
-        """All changes of a branch in one commit, on top of the head that the plan was made for."""
-        operations = [
-            *(CommitOperationAdd(path, content) for path, content in branch.writes.items()),
-            *(CommitOperationDelete(path) for path in branch.deletes),
-        ]
-        parent = branch.head
+        """All changes of a branch in one commit, on top of the head that the plan was made for.
+
+        A new branch appears with its content: a branch of a version that has no variant would be a version to the
+        loader, and one that nobody can load.
+        """
+        if branch.head is not None:
+            self._commit(branch.name, branch.writes, branch.deletes, message, branch.head)
+            return
         with explained(self.repo_id):
-            if parent is None:
-                self._api.create_branch(self.repo_id, branch=branch.name, repo_type=_KIND)
-                # What a new branch starts with is no part of a version.
-                kept = {operation.path_in_repo for operation in operations}
-                inherited = [entry.path for entry in self._list(branch.name) if entry.path not in kept]
-                operations += [CommitOperationDelete(path) for path in inherited if path != ".gitattributes"]
-            self._api.create_commit(
+            self._api.create_branch(self.repo_id, branch=_STAGING, repo_type=_KIND, exist_ok=True)
+        self._heads = self._read_heads()
+        inherited = set(self.files(_STAGING)) - set(branch.writes) - {HUB_FILE}
+        commit = self._commit(_STAGING, branch.writes, sorted(inherited), message, self.head(_STAGING))
+        with explained(self.repo_id):
+            self._api.create_branch(self.repo_id, branch=branch.name, revision=commit, repo_type=_KIND)
+            self._api.delete_branch(self.repo_id, branch=_STAGING, repo_type=_KIND)
+
+    def _commit(self, branch: str, writes: dict[str, Path | bytes], deletes: Iterable[str], message: str, parent: str):
+        """The new head of a branch that was at `parent`."""
+        operations = [
+            *(CommitOperationAdd(path, content) for path, content in writes.items()),
+            *(CommitOperationDelete(path) for path in deletes),
+        ]
+        with explained(self.repo_id):
+            return self._api.create_commit(
                 self.repo_id,
                 operations,
                 commit_message=message,
                 repo_type=_KIND,
-                revision=branch.name,
+                revision=branch,
                 parent_commit=parent,
-            )
+            ).oid
 
     def _read_heads(self) -> dict[str, str] | None:
         """Branch -> commit; None if there is no such repository."""
@@ -138,7 +163,10 @@ def explained(repo_id: str):
         if status in (409, 412):
             raise PublishError(f"{repo_id} was changed by somebody else meanwhile: run this again") from error
         raise PublishError(f"the Hub answers for {repo_id}: {_one_line(error)}") from error
-    except (OSError, _NoAnswer) as error:
+    except (OSError, RuntimeError, _NoAnswer) as error:
+        # huggingface_hub reports an upload that broke off as a RuntimeError, caused by what happened.
+        if isinstance(error, RuntimeError) and not isinstance(error.__cause__, (OSError, _NoAnswer)):
+            raise
         raise PublishError(
             f"the Hub cannot be reached ({_one_line(error)}): check the network, then run this again"
         ) from error

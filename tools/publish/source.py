@@ -7,6 +7,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import jinja2
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
 from ..build import BUILDER
 from ..build.check import check_variant
 from ..build.config import Package, load
@@ -14,6 +18,9 @@ from ..build.errors import BuildError
 from .api import Api, read_api
 from .card import fill_card
 from .errors import PublishError
+
+# What all variants of a version may take together, in bytes: an offline image downloads every one of them.
+_SIZE_LIMIT = 12_000_000
 
 
 @dataclass(frozen=True)
@@ -32,7 +39,7 @@ class Source:
 def collect(root: Path, repo_id: str | None) -> Source:
     """Reads the project at `root`, for `repo_id` or the repository that build.toml names.
 
-    Raises PublishError for a dirty tree, no variants, or one that fails a check.
+    Raises PublishError for a dirty tree, no variants, one that fails a check, and a card that cannot be filled.
     """
     try:
         package = load(root)
@@ -41,6 +48,7 @@ def collect(root: Path, repo_id: str | None) -> Source:
     repo_id = repo_id or package.repo_id
     if repo_id is None:
         raise PublishError("build.toml has no [general.hub] repo-id: add it, or name one with --repo-id")
+    _require_repo_id(repo_id)
     commit = _clean_commit(root)
     folders = sorted(path for path in (root / "build").glob("torch*") if path.is_dir())
     if not folders:
@@ -54,10 +62,28 @@ def collect(root: Path, repo_id: str | None) -> Source:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-    api = read_api(lambda name: _read(package.python_root / name))
+    size = sum(path.stat().st_size for path in build.values())
+    if size > _SIZE_LIMIT:
+        raise PublishError(f"the variants take {size / 1e6:.1f} MB together, more than {_SIZE_LIMIT / 1e6:.0f} MB")
+    try:
+        api = read_api(lambda name: _read(package.python_root / name))
+    except (ValueError, SyntaxError) as error:
+        raise PublishError(f"{package.python_folder} does not say what it promises: {error}") from error
     benchmarks = {f"benchmarks/{path.name}": path for path in sorted((root / "benchmarks").glob("benchmark*.py"))}
-    card = fill_card(root / "CARD.md", package, repo_id, api, variants, bool(benchmarks))
+    try:
+        card = fill_card(root / "CARD.md", package, repo_id, api, variants, bool(benchmarks))
+    except (OSError, ValueError, jinja2.TemplateError) as error:
+        raise PublishError(f"CARD.md cannot be filled: {error}") from error
     return Source(package, repo_id, commit, variants, build, {"README.md": card.encode(), **benchmarks}, api)
+
+
+def _require_repo_id(repo_id: str) -> None:
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise PublishError(f"{repo_id!r} is no name of a repository: {error}") from error
+    if "/" not in repo_id:
+        raise PublishError(f"{repo_id!r} is no name of a kernel repository: it must be of the form org/name")
 
 
 def _clean_commit(root: Path) -> str:
@@ -70,7 +96,10 @@ def _clean_commit(root: Path) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    try:
+        result = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    except OSError as error:
+        raise PublishError(f"git does not run ({error}): it names the commit that is published") from error
     return result.stdout.strip() if result.returncode == 0 else ""
 
 

@@ -59,7 +59,7 @@ def check_variant(directory: Path) -> list[str]:
     except (OSError, ValueError) as error:
         return [f"metadata.json: {error}"]
 
-    problems = _check_digest(directory, metadata) + _check_size(directory)
+    problems = _check_digest(directory, metadata) + _check_bytecode(directory) + _check_size(directory)
     backend = str(metadata.backend.backend_type)
     if backend != name.backend:
         problems.append(f"metadata.json says backend {backend}, the directory's name {name.backend}")
@@ -91,6 +91,12 @@ def _check_digest(directory: Path, metadata: Metadata) -> list[str]:
     except DigestValidationError as error:
         return [f"digest: {violation}" for violation in error.violations]
     return []
+
+
+def _check_bytecode(directory: Path) -> list[str]:
+    """Python imports a .pyc beside the sources as a module of its own, and the digest takes no notice of it."""
+    stray = (path for path in sorted(directory.rglob("*.pyc")) if path.parent.name != "__pycache__")
+    return [f"{path.relative_to(directory)} is bytecode without a source, which Python would import" for path in stray]
 
 
 def _check_size(directory: Path) -> list[str]:
