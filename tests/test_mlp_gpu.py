@@ -1,11 +1,12 @@
 """The gated block on a GPU: which kernels run, tails of the one for few rows, graphs, streams, memory."""
 
 import itertools
+import threading
 
 import pytest
 import torch
 from reference import FORMS, HALVES
-from test_gpu import cuda, launched  # noqa: F401  (cuda is a fixture)
+from test_gpu import cuda, launched, need_memory  # noqa: F401  (cuda is a fixture)
 from test_mlp import assert_no_worse, eager, gated, problem, truth
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native]
@@ -106,6 +107,153 @@ def test_runs_on_the_current_stream(kernel, cuda):  # noqa: F811
         out = kernel.geglu_mlp(x, *tensors[1:])
     stream.synchronize()
     assert torch.equal(out, expected)
+
+
+def halves(tensors):
+    """The same block with gate's and up's parameters as halves of one tensor each."""
+    x, gate, up, down, gate_bias, up_bias, down_bias = tensors
+    biases = (None, None) if gate_bias is None else torch.cat((gate_bias, up_bias)).chunk(2)
+    return (x, *torch.cat((gate, up)).chunk(2), down, *biases, down_bias)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
+def test_halves_of_a_packed_weight_are_one_product(kernel, ops, cuda, dtype, approximate, with_bias):  # noqa: F811
+    """Also where rows of one half alone are not aligned (68 * 2 bytes; of both, 272), and where not even both are."""
+    for m, h, product in ((64, 256, "cublaslt"), (64, 68, "cublaslt"), (33, 37, "torch"), (1, 37, "torch")):
+        tensors = halves(problem((m,), 4096, h, 64, dtype, cuda, with_bias))
+        if not route(ops, tensors).startswith("few_rows"):
+            assert route(ops, tensors).startswith(f"{product}+geglu+")
+        out = kernel.linear_geglu(*gated(tensors), approximate=approximate)
+        theirs, exact = eager(*tensors, approximate)[0], truth(*tensors, approximate=approximate)[0]
+        if out.numel() >= 4096:
+            assert_no_worse(out, theirs, exact, f"{m} {h}")
+        else:
+            eps = torch.finfo(dtype).eps
+            assert (out.double() - exact).abs().max() <= 4 * eps * exact.abs().max()
+
+
+def test_halves_of_a_packed_weight_are_not_copied(kernel, cuda):  # noqa: F811
+    tensors = halves(problem((64,), 2048, 4096, 64, torch.bfloat16, cuda))
+    names = launched(lambda: kernel.linear_geglu(*gated(tensors)))
+    # A product that is split over K adds a reduction.
+    assert len(names) <= 3, names
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = kernel.linear_geglu(*gated(tensors))
+    workspace, slack = 32 << 20, 2 << 20
+    assert torch.cuda.max_memory_allocated() - before <= 3 * out.nbytes + workspace + slack
+
+
+def test_a_first_call_may_be_captured(kernel, cuda):  # noqa: F811
+    """Shapes that were never seen before the capture, through either route."""
+    for m in (5, 88):
+        tensors = problem((m,), 216, 328, 1360, torch.bfloat16, cuda)
+        packed = halves(tensors)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outs = [kernel.geglu_mlp(*tensors), kernel.geglu_mlp(*packed)]
+        graph.replay()
+        torch.cuda.synchronize()
+        for out in outs:
+            assert_no_worse(out, eager(*tensors)[1], truth(*tensors)[1], f"{m}")
+
+
+@pytest.mark.parametrize("recompute", (False, True))
+def test_training_step_in_a_graph(kernel, cuda, recompute):  # noqa: F811
+    leaves = [t.requires_grad_() for t in problem((64,), 216, 328, 136, torch.bfloat16, cuda)]
+
+    def step():
+        return torch.autograd.grad(kernel.geglu_mlp(*leaves, recompute=recompute).sum(), leaves)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        expected = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grads = step()
+    for _ in range(3):
+        for grad in grads:
+            grad.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(grads, expected, strict=True))
+
+
+def test_memory_of_a_training_step(kernel, cuda):  # noqa: F811
+    """Held between forward and backward, in tensors of (rows, hidden): eager 4, ours 2, recomputed none."""
+    leaves = [t.requires_grad_() for t in problem((4096,), 256, 2048, 256, torch.bfloat16, cuda)]
+    unit = 4096 * 2048 * 2
+
+    def held(function):
+        function(*leaves).sum().backward()
+        for leaf in leaves:
+            leaf.grad = None
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        out = function(*leaves)
+        return (torch.cuda.memory_allocated() - before - out.nbytes) / unit
+
+    found = [
+        held(lambda *t: eager(*t)[1]),
+        held(kernel.geglu_mlp),
+        held(lambda *t: kernel.geglu_mlp(*t, recompute=True)),
+    ]
+    assert found == pytest.approx([4, 2, 0], abs=0.1)
+
+
+def test_more_than_two_to_the_31_projected_elements(kernel, ops, cuda):  # noqa: F811
+    need_memory(24)
+    m, h = 65_537, 16_392
+    tensors = halves(problem((m,), 16, h, 8, torch.bfloat16, cuda, False))
+    assert m * 2 * h > 2**31 and route(ops, tensors).startswith("cublaslt+geglu")
+    out = kernel.linear_geglu(*gated(tensors))
+    watched = [0, 1, 65_519, 65_520, m - 1]
+    rows = (tensors[0][watched], *tensors[1:])
+    assert_no_worse(out[watched], eager(*rows)[0], truth(*rows)[0], "the last rows")
+
+
+def test_threads_and_streams(kernel, cuda):  # noqa: F811
+    """Eight threads, each with its own stream, over both routes and packed halves: as one after the other."""
+    cases = [problem((m,), 256, h, 64, dtype, cuda) for m in (1, 64, 333) for h in (72, 512) for dtype in HALVES]
+    cases += [halves(case) for case in cases]
+    serial = [kernel.geglu_mlp(*case) for case in cases]
+    torch.cuda.synchronize()
+    failures = []
+
+    def work(number):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for turn in range(4 * len(cases)):
+                    place = (turn * 7 + number * 5) % len(cases)
+                    out = kernel.geglu_mlp(*cases[place])
+                    torch.cuda.current_stream().synchronize()
+                    assert torch.equal(out, serial[place])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_device_than_the_current_one(kernel, cuda):  # noqa: F811
+    tensors = problem((4,), 256, 512, 64, torch.bfloat16, cuda)
+    there = [t.to("cuda:1") for t in tensors]
+    for given in (there, halves(there)):
+        out = kernel.geglu_mlp(*given)
+        assert out.device == given[0].device and torch.cuda.current_device() == 0
+        torch.testing.assert_close(out.cpu(), kernel.geglu_mlp(*tensors).cpu(), rtol=2e-2, atol=2e-2)
+    with pytest.raises(RuntimeError, match=r"\bup_weight must be on the device of x"):
+        kernel.geglu_mlp(*tensors[:2], there[2], *tensors[3:])
 
 
 @pytest.mark.sanitize

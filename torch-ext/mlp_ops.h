@@ -1,18 +1,21 @@
 // The gated block in one call from the host: both projections, GeGLU, and the projection back. Its products and its
 // pointwise kernel are those of `linear` and `geglu`. Beside what linear_ops.h asks for, a backend supplies
-//   static void geglu(const Tensor& gate, const Tensor& up, const Tensor& out, DType, bool tanh)
-//       all contiguous and of one shape, not empty
+//   static void geglu(const GegluForward&, const Tensor& where)
+//       a launch of the pointwise kernel on the device of `where`; the walk is not empty
 //   static bool few_rows_fit(const LinearCall& gate, const LinearCall* up)
 //       whether few_rows() takes this product, or these two
 //   static void few_rows(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out)
 //       out = gelu(gate) * up, or gate's product if up is null, in one kernel that reads the weights at memory speed
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+
+#include <array>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "common/plan.h"
 #include "linear_ops.h"
 #include "torch_binding.h"
 
@@ -55,19 +58,111 @@ inline GatedCall check_gated(const char* op, const Tensor& x, const Tensor& gate
   return call;
 }
 
+// Where the memory begins that a tensor is a view of.
+inline const char* storage_begin(const Tensor& tensor, DType dtype) {
+  int64_t offset = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset));
+  return static_cast<const char*>(tensor.data_ptr()) - offset * element_size(dtype);
+}
+
+// The tensor that has `first` and `second`, of one shape, as the halves of its first dimension, if there is one.
+inline std::optional<Tensor> joined(const Tensor& first, const Tensor& second, DType dtype) {
+  const auto sizes = first.sizes();
+  const auto strides = first.strides();
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (strides[d] != second.strides()[d]) return std::nullopt;
+  }
+  const int64_t distance = sizes[0] * strides[0] * element_size(dtype);
+  // Neighbours in memory may be two allocations, which no one tensor can cover.
+  if (distance == 0 || static_cast<const char*>(first.data_ptr()) + distance != second.data_ptr() ||
+      storage_begin(first, dtype) != storage_begin(second, dtype)) {
+    return std::nullopt;
+  }
+  std::vector<int64_t> doubled(sizes.begin(), sizes.end());
+  doubled[0] *= 2;
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(first.get(), static_cast<int64_t>(doubled.size()),
+                                                        doubled.data(), strides.data(), 0, &handle));
+  return Tensor(handle);
+}
+
+// Both projections as one product, where the two weights are halves of one tensor and so are the biases, if any.
+class Joined {
+ public:
+  explicit Joined(const GatedCall& call) {
+    const LinearCall& gate = call.gate;
+    if ((gate.bias == nullptr) != (call.up.bias == nullptr)) return;
+    if (gate.bias != nullptr && !(bias_ = joined(*gate.bias, *call.up.bias, gate.dtype))) return;
+    weight_ = joined(gate.weight, call.up.weight, gate.dtype);
+    if (!weight_) return;
+    call_.emplace(LinearCall{gate.x, *weight_, pointer_to(bias_), gate.dtype, gate.activation, gate.allow_tf32,
+                             gate.rows, 2 * gate.cols, gate.depth});
+  }
+  Joined(const Joined&) = delete;
+  Joined& operator=(const Joined&) = delete;
+
+  // out (rows, 2 * cols): gate and up side by side. Null if it takes two products.
+  const LinearCall* call() const { return call_ ? &*call_ : nullptr; }
+
+ private:
+  std::optional<Tensor> bias_;
+  std::optional<Tensor> weight_;
+  std::optional<LinearCall> call_;
+};
+
+// out (rows, cols) = gelu(gate) * up, where rows of gate and up are `pitch` elements apart.
+template <class Backend>
+void gated_product(const GatedCall& call, const void* gate, const void* up, int64_t pitch, const Tensor& out) {
+  GegluForward problem{gate, up, out.data_ptr(), call.gate.dtype, call.tanh, {}};
+  const std::array<int64_t, 2> sizes{call.gate.rows, call.gate.cols};
+  const std::array<int64_t, 2> apart{pitch, 1};
+  const std::array<int64_t, 2> dense{call.gate.cols, 1};
+  problem.rows = *plan_rows<GegluForward::kTensors>(2, sizes.data(), {apart.data(), apart.data(), dense.data()},
+                                                    GegluForward::kOut);
+  Backend::geglu(problem, out);
+}
+
 template <class Backend>
 void gated_forward(const GatedCall& call, const Tensor& out) {
-  if (call.gate.rows == 0 || call.gate.cols == 0) return;
+  const int64_t rows = call.gate.rows;
+  const int64_t cols = call.gate.cols;
+  if (rows == 0 || cols == 0) return;
   if (Backend::few_rows_fit(call.gate, &call.up)) {
     Backend::few_rows(call.gate, &call.up, call.tanh, out);
     return;
   }
-  const std::vector<int64_t> sizes(out.sizes().begin(), out.sizes().end());
-  const Tensor gate = empty_contiguous(call.gate.x, sizes);
-  const Tensor up = empty_contiguous(call.gate.x, sizes);
+  const Joined both(call);
+  if (both.call() != nullptr) {
+    const Tensor projections = empty_contiguous(call.gate.x, {rows, 2 * cols});
+    forward<Backend>(*both.call(), projections, nullptr);
+    const char* const gate = static_cast<const char*>(projections.data_ptr());
+    gated_product<Backend>(call, gate, gate + cols * element_size(call.gate.dtype), 2 * cols, out);
+    return;
+  }
+  const Tensor gate = empty_contiguous(call.gate.x, {rows, cols});
+  const Tensor up = empty_contiguous(call.gate.x, {rows, cols});
   forward<Backend>(call.gate, gate, nullptr);
   forward<Backend>(call.up, up, nullptr);
-  Backend::geglu(gate, up, out, call.gate.dtype, call.tanh);
+  gated_product<Backend>(call, gate.data_ptr(), up.data_ptr(), cols, out);
+}
+
+// The names of gated_forward()'s launches.
+template <class Backend>
+std::string gated_route(const GatedCall& call, const Tensor& out) {
+  if (call.gate.rows == 0 || call.gate.cols == 0) return "empty";
+  if (Backend::few_rows_fit(call.gate, &call.up)) return "few_rows";
+  const Joined both(call);
+  if (both.call() != nullptr) {
+    const Tensor projections = empty_contiguous(call.gate.x, {call.gate.rows, 2 * call.gate.cols});
+    return Backend::route(*both.call(), projections, nullptr) + "+geglu";
+  }
+  return Backend::route(call.gate, out, nullptr) + "+" + Backend::route(call.up, out, nullptr) + "+geglu";
+}
+
+// The product back, whose x is what gated_forward() writes.
+template <class Backend>
+bool down_has_few_rows(const LinearCall& down) {
+  return down.rows > 0 && down.cols > 0 && Backend::few_rows_fit(down, nullptr);
 }
 
 }  // namespace detail
@@ -95,7 +190,7 @@ torch::stable::Tensor MlpOps<Backend>::geglu_mlp(const Tensor& x, const Tensor& 
                                                {"gelu(gate) * up", "down_weight", "down_bias"});
   const Tensor out = detail::empty_contiguous(x, detail::with_last_size(x.sizes(), down.cols));
   detail::gated_forward<Backend>(call, hidden);
-  if (down.rows > 0 && down.cols > 0 && Backend::few_rows_fit(down, nullptr)) {
+  if (detail::down_has_few_rows<Backend>(down)) {
     Backend::few_rows(down, nullptr, tanh, out);
   } else {
     detail::forward<Backend>(down, out, nullptr);
@@ -114,15 +209,9 @@ std::string MlpOps<Backend>::geglu_mlp_route(const Tensor& x, const Tensor& gate
   const LinearCall down = detail::check_linear(op, hidden, down_weight, down_bias, 0, allow_tf32,
                                                {"gelu(gate) * up", "down_weight", "down_bias"});
   const Tensor out = detail::empty_contiguous(x, detail::with_last_size(x.sizes(), down.cols));
-  const auto route = [](const LinearCall& product, const Tensor& result) {
-    return product.rows == 0 || product.cols == 0 ? "empty" : Backend::route(product, result, nullptr);
-  };
-  const bool empty = call.gate.rows == 0 || call.gate.cols == 0;
-  const std::string into = !empty && Backend::few_rows_fit(call.gate, &call.up)
-                               ? "few_rows"
-                               : route(call.gate, hidden) + "+" + route(call.up, hidden) + "+geglu";
-  const bool nothing = down.rows == 0 || down.cols == 0;
-  return into + "+" + (!nothing && Backend::few_rows_fit(down, nullptr) ? "few_rows" : route(down, out));
+  const std::string into = detail::gated_route<Backend>(call, hidden);
+  if (down.rows == 0 || down.cols == 0) return into + "+empty";
+  return into + "+" + (detail::down_has_few_rows<Backend>(down) ? "few_rows" : Backend::route(down, out, nullptr));
 }
 
 }  // namespace geglu

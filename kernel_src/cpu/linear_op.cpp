@@ -22,10 +22,7 @@ struct LinearBackend {
         GeluForward{pre.data_ptr(), out.data_ptr(), dtype, tanh, flat_rows<GeluForward::kTensors>(out.numel())});
   }
 
-  static void geglu(const Tensor& gate, const Tensor& up, const Tensor& out, DType dtype, bool tanh) {
-    run(kernels().forward, GegluForward{gate.data_ptr(), up.data_ptr(), out.data_ptr(), dtype, tanh,
-                                        flat_rows<GegluForward::kTensors>(out.numel())});
-  }
+  static void geglu(const GegluForward& problem, const Tensor&) { run(kernels().forward, problem); }
 
   static bool few_rows_fit(const LinearCall&, const LinearCall*) { return false; }
   static void few_rows(const LinearCall&, const LinearCall*, bool, const Tensor&) {}

@@ -249,11 +249,9 @@ struct LinearBackend {
     apply_gelu(pre, out, dtype, tanh, OnDevice(out));
   }
 
-  static void geglu(const Tensor& gate, const Tensor& up, const Tensor& out, DType dtype, bool tanh) {
-    const OnDevice on(out);
-    on.check(launch_forward(
-        {gate.data_ptr(), up.data_ptr(), out.data_ptr(), dtype, tanh, flat_rows<GegluForward::kTensors>(out.numel())},
-        on.stream()));
+  static void geglu(const GegluForward& problem, const Tensor& where) {
+    const OnDevice on(where);
+    on.check(launch_forward(problem, on.stream()));
   }
 
   static bool few_rows_fit(const LinearCall& gate, const LinearCall* up) {

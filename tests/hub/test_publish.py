@@ -25,7 +25,8 @@ def test_version_1(shared_hub, pristine_project):
     build, main = shared_hub.files(REPO, "v1"), shared_hub.files(REPO, "main")
     assert set(shared_hub.refs(REPO)) == {"main", "v1"}
     assert variants_of(build) == {CPU, *NOARCH}
-    assert set(main) == {"README.md", "benchmarks/benchmark.py", "benchmarks/benchmark_linear.py", *HUBS_OWN}
+    names = ("benchmark", "benchmark_linear", "benchmark_mlp")
+    assert set(main) == {"README.md", *(f"benchmarks/{name}.py" for name in names), *HUBS_OWN}
     files = {name: sha for name, sha in build.items() if name not in HUBS_OWN}
     assert all(name.startswith("build/") for name in files)
     for name, sha in files.items():

@@ -6,12 +6,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from tools.sweep import environment, reference, run, suites, timing
 from tools.sweep.__main__ import parse
 from tools.sweep.measure import Lab, measure
 from tools.sweep.model import Case
-from tools.sweep.providers import COMPILE, EAGER, LIGER, MUL, OURS, UNPACKED, Call, Peers, make_inputs
+from tools.sweep.providers import (
+    COMPILE,
+    EAGER,
+    LAYER,
+    LIGER,
+    MUL,
+    OURS,
+    PACKED,
+    UNPACKED,
+    Call,
+    Peers,
+    make_inputs,
+)
 
 ROWS, COLS = 24, 136
 
@@ -91,6 +104,42 @@ def test_each_gradient_is_checked(wrong):
 
     ours, eager = measure(Case("geglu_backward", ROWS, COLS, (OURS, EAGER), "wall"), lab(geglu_backward=dropped))
     assert (ours.status, eager.status) == ("FAILED", "ok")
+
+
+def geglu_mlp(x, gate, up, down, *, approximate="tanh"):
+    return F.linear(geglu(F.linear(x, gate), F.linear(x, up), approximate=approximate), down)
+
+
+class GeGLUMLP(nn.Module):
+    def forward(self, x):
+        weights = (projection.weight for projection in (self.gate_proj, self.up_proj, self.down_proj))
+        return geglu_mlp(x, *weights, approximate=self.act_fn.approximate)
+
+
+class Swapped(nn.Module):
+    def forward(self, x):
+        weights = (projection.weight for projection in (self.up_proj, self.gate_proj, self.down_proj))
+        return geglu_mlp(x, *weights, approximate=self.act_fn.approximate)
+
+
+@pytest.mark.parametrize("form", ("tanh", "none"))
+def test_every_way_to_the_gated_block_is_timed_or_fails(form):
+    names = (OURS, PACKED, LAYER, EAGER, COMPILE)
+    case = Case("geglu_mlp", ROWS, COLS, names, "wall", form, "float32", inner=40)
+    right = Lab(
+        torch.device("cpu"),
+        Peers(stand_in(geglu_mlp=geglu_mlp, layers=SimpleNamespace(GeGLUMLP=GeGLUMLP))),
+        budget=0.0,
+    )
+    for row in measure(case, right):
+        assert row.status == "ok" and row.micros > 0 and row.error < row.error_bound, row
+
+    def wrong(x, gate, up, down, *, approximate):
+        return geglu_mlp(x, up, gate, down, approximate=approximate)
+
+    peers = Peers(stand_in(geglu_mlp=wrong, layers=SimpleNamespace(GeGLUMLP=Swapped)), compile=False)
+    status = {row.provider: row.status for row in measure(case, Lab(torch.device("cpu"), peers, budget=0.0))}
+    assert [status[name] for name in names] == ["FAILED"] * 3 + ["ok", "n/a"]
 
 
 def test_an_exception_of_ours_fails_the_row():

@@ -8,10 +8,23 @@ import torch
 from . import reference, timing
 from .linear import LinearInputs
 from .model import FAILED, NOT_AVAILABLE, Case, Row
-from .providers import EAGER, OURS, UNPACKED, Call, Inputs, Peers, Unavailable, make_inputs, make_provider, nothing
+from .providers import (
+    EAGER,
+    LAYER,
+    OURS,
+    PACKED,
+    UNPACKED,
+    Call,
+    Inputs,
+    Peers,
+    Unavailable,
+    make_inputs,
+    make_provider,
+    nothing,
+)
 
 # Providers whose failure is the project's own; a peer that cannot run only leaves its row empty.
-_MUST_RUN = (OURS, UNPACKED, EAGER)
+_MUST_RUN = (OURS, PACKED, LAYER, UNPACKED, EAGER)
 
 _MAX_SETS = {"event": 6, "graph": 4096, "host": 1, "wall": 8}
 

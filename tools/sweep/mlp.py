@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from .model import Case
 
@@ -39,6 +40,40 @@ def make_inputs(case: Case, device: torch.device, seed: int) -> MlpInputs:
 
 def ours(case: Case, kernel, inputs: MlpInputs) -> Callable:
     return partial(kernel.geglu_mlp, *inputs.all, approximate=case.form)
+
+
+def packed(case: Case, kernel, inputs: MlpInputs) -> Callable:
+    """The same with gate and up as the halves of one weight."""
+    gate, up = torch.cat((inputs.gate, inputs.up)).chunk(2)
+    return partial(kernel.geglu_mlp, inputs.x, gate, up, inputs.down, approximate=case.form)
+
+
+class Block(nn.Module):
+    """The block of the Gemma family, around weights that exist."""
+
+    def __init__(self, inputs: MlpInputs, form: str):
+        super().__init__()
+        names = ("gate_proj", inputs.gate), ("up_proj", inputs.up), ("down_proj", inputs.down)
+        for name, weight in names:
+            projection = nn.Linear(*weight.t().shape, bias=False, device="meta")
+            projection.weight = nn.Parameter(weight, requires_grad=False)
+            self.add_module(name, projection)
+        self.act_fn = nn.GELU(approximate=form)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def layer(case: Case, kernel, inputs: MlpInputs) -> Callable:
+    """A module with our layer's forward, as ``kernelize`` leaves it."""
+    block = Block(inputs, case.form)
+    block.forward = kernel.layers.GeGLUMLP.forward.__get__(block)
+    return partial(block, inputs.x)
+
+
+def compiled(case: Case, inputs: MlpInputs) -> Callable:
+    function = torch.compile(partial(_eager, form=case.form), fullgraph=True, dynamic=False)
+    return partial(function, *inputs.all)
 
 
 def composed(case: Case, inputs: MlpInputs) -> Callable:

@@ -17,6 +17,8 @@ from .model import LINEAR_OPS, MLP_OPS, Case
 COMPILE, LIGER = "compile", "liger"
 NOARCH = "ours, noarch"  # the variant without a compiled library
 MUL = "torch.mul"  # the cheapest op with the same inputs and output
+PACKED = "ours, packed weight"  # gate and up as the halves of one weight
+LAYER = "ours, layer"  # as kernelize leaves a module
 UNPACKED = "ours, two tensors"  # geglu on contiguous copies of the packed halves
 
 
@@ -114,6 +116,14 @@ def _noarch(case: Case, peers: Peers) -> Provider:
     return _ours(case, replace(peers, kernel=peers.noarch))
 
 
+def _packed(case: Case, peers: Peers) -> Provider:
+    return Provider(lambda i: Call(mlp.packed(case, peers.kernel, i)))
+
+
+def _layer(case: Case, peers: Peers) -> Provider:
+    return Provider(lambda i: Call(mlp.layer(case, peers.kernel, i)))
+
+
 def _unpacked(case: Case, peers: Peers) -> Provider:
     def bind(inputs: Inputs) -> Call:
         return Call(
@@ -149,6 +159,8 @@ def _compiled(case: Case, peers: Peers) -> Provider:
         raise Unavailable("a compiled backward cannot be called without its forward")
     # Each case starts with an empty cache: past its recompile limit dynamo would refuse further static shapes.
     torch.compiler.reset()
+    if case.op in MLP_OPS:
+        return Provider(lambda i: Call(mlp.compiled(case, i)))
     compiled = torch.compile(_eager_geglu, fullgraph=True, dynamic=False)
     return Provider(lambda i: Call(partial(compiled, i.gate, i.up, case.form)))
 
@@ -198,6 +210,8 @@ def _mul(case: Case, peers: Peers) -> Provider:
 _MAKERS = {
     OURS: _ours,
     NOARCH: _noarch,
+    PACKED: _packed,
+    LAYER: _layer,
     UNPACKED: _unpacked,
     EAGER: _eager,
     COMPILE: _compiled,

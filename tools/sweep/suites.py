@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from .linear import memory_name
 from .model import FORMS, Bar, Case
-from .providers import ADDMM, COMPILE, EAGER, LIGER, LINEAR, MUL, NOARCH, OURS, UNPACKED
+from .providers import ADDMM, COMPILE, EAGER, LAYER, LIGER, LINEAR, MUL, NOARCH, OURS, PACKED, UNPACKED
 
 MEGABYTE = 1e6
 
@@ -89,9 +89,11 @@ def issue5(device: str) -> Suite:
         return Case("geglu_mlp", m, shape[1], who, mode, inner=shape[0])
 
     few = {(m, shape): case(m, shape) for shape in (*_GEMMAS, *_SMALL) for m in (1, 4, 8, 16)}
-    more = {(m, shape): case(m, shape) for shape in _GEMMAS for m in (64, 256)}
-    many = {(m, shape): case(m, shape, "event") for m, shape in ((1024, _GEMMAS[1]), (8192, _SMALL[1]))}
-    host = case(1, _SMALL[1], "host", (OURS, EAGER, LIGER, LINEAR))
+    halves = (OURS, PACKED, *names[1:])
+    more = {(m, shape): case(m, shape, who=halves) for shape in _GEMMAS for m in (64, 256)}
+    sizes = ((1024, _GEMMAS[1]), (8192, _SMALL[1]))
+    many = {(m, shape): case(m, shape, "event", (*halves, COMPILE)) for m, shape in sizes}
+    host = case(1, _SMALL[1], "host", (OURS, LAYER, EAGER, COMPILE, LIGER, LINEAR))
     bars = []
     for (m, shape), of in few.items():
         if shape in _GEMMAS:
@@ -101,7 +103,9 @@ def issue5(device: str) -> Suite:
     for (m, _), of in more.items():
         bars.append(_against(of, "floor", 1.15) if m == 64 else _against(of, EAGER, 0.95))
     bars += [_against(many[1024, _GEMMAS[1]], EAGER, 0.96), _against(many[8192, _SMALL[1]], EAGER, 0.70)]
-    bars += [_against(host, LINEAR, 1.6), _against(host, EAGER, 0.4), _against(host, LIGER, 0.25)]
+    for who, limit in ((LINEAR, 1.6), (EAGER, 0.4), (LIGER, 0.25)):
+        bars += [_against(host, who, limit, ours) for ours in (OURS, LAYER)]
+    bars += [_against(of, OURS, 1.02, PACKED) for of in (*more.values(), *many.values())]
     bars += [_against(of, EAGER, 1.02) for of in (*few.values(), *more.values(), *many.values())]
     return Suite((*few.values(), *more.values(), *many.values(), host), tuple(bars))
 

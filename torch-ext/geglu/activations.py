@@ -53,13 +53,14 @@ def is_customized(module: nn.Module) -> bool:
     kernelize binds a class's own forward to each module that it leaves alone, Gemma's activation among them. That
     changes nothing.
     """
-    forward = module.__dict__.get("forward")
+    state = module.__dict__
+    forward = state.get("forward")
     return bool(
         (forward is not None and not _is_own_method(forward, module))
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        or state["_forward_hooks"]
+        or state["_forward_pre_hooks"]
+        or state["_backward_hooks"]
+        or state["_backward_pre_hooks"]
         or _global_forward_hooks
         or _global_forward_pre_hooks
         or _global_backward_hooks

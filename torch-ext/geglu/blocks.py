@@ -14,7 +14,7 @@ from .activations import FUSED_DEVICES, FUSED_DTYPES, gelu_form, gelu_tanh
 from .formula import INPUT, is_own, recognizer
 from .functional import geglu
 from .mlp import geglu_mlp
-from .projections import fusable, plain_weight
+from .projections import fusable, part, plain_parameters
 
 # One name for every build: the package itself is called after its unique id.
 logger = logging.getLogger("geglu")
@@ -37,14 +37,14 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     kind = type(module)
     if not _is_plain_gated_mlp(kind):
         return host_forward(module, x, _unfused, "its forward is not down_proj(act_fn(gate_proj(x)) * up_proj(x))")
-    activation = getattr(module, "act_fn", gelu_tanh if kind.__name__ in _LIGER_BLOCKS else None)
+    activation = part(module, "act_fn", gelu_tanh if kind.__name__ in _LIGER_BLOCKS else None)
     form = gelu_form(activation)
     if form is None:
         return host_forward(module, x, _unfused, "its activation %r is not plain GELU", activation)
     if not torch.is_grad_enabled():
-        parameters = _plain_parameters(module, x)
-        if parameters is not None:
-            return geglu_mlp(x, *parameters, approximate=form)
+        weights = _plain_parameters(module, x)
+        if weights is not None:
+            return geglu_mlp(x, *weights, approximate=form)
     gate = module.gate_proj(x)
     up = module.up_proj(x)
     if _fusable(gate, up):
@@ -54,11 +54,12 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def _plain_parameters(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor | None, ...] | None:
     """The weights of gate, up and down and their biases, if all three are plain projections and x fits them."""
-    projections = (module.gate_proj, module.up_proj, module.down_proj)
-    weights = tuple(plain_weight(projection) for projection in projections)
-    if any(weight is None for weight in weights):
+    gate = plain_parameters(part(module, "gate_proj"))
+    up = plain_parameters(part(module, "up_proj"))
+    down = plain_parameters(part(module, "down_proj"))
+    if gate is None or up is None or down is None:
         return None
-    parameters = (*weights, *(projection.bias for projection in projections))
+    parameters = (gate[0], up[0], down[0], gate[1], up[1], down[1])
     return parameters if fusable(x, *parameters) else None
 
 

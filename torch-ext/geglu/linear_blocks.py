@@ -7,7 +7,7 @@ from .activations import gelu_form
 from .blocks import host_forward, report
 from .formula import INPUT, recognizer
 from .linear import linear
-from .projections import fusable, plain_weight
+from .projections import fusable, plain_parameters
 
 _ACTIVATIONS = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -56,11 +56,11 @@ def _unfused_conv1d_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 def _activated(module: nn.Module, projection: nn.Module, activation: object, x: torch.Tensor) -> torch.Tensor:
     """activation(projection(x)): one operation, or the two calls where one of them is something else."""
     form = gelu_form(activation)
-    weight = None if form is None else plain_weight(projection)
-    if weight is not None and fusable(x, weight, projection.bias):
-        return linear(x, weight, projection.bias, activation=_ACTIVATIONS[form])
+    parameters = None if form is None else plain_parameters(projection)
+    if parameters is not None and fusable(x, *parameters):
+        return linear(x, *parameters, activation=_ACTIVATIONS[form])
     if form is None:
         report(module, "its activation %r is not plain GELU", activation)
-    elif weight is None:
+    elif parameters is None:
         report(module, "its projection %r is more than a product with a weight", projection)
     return activation(projection(x))

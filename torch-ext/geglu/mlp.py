@@ -1,5 +1,7 @@
 """The gated block: ``linear_geglu`` and ``geglu_mlp``."""
 
+from functools import partial
+
 import torch
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
@@ -8,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from . import checks
 from .arguments import explained
 from .dispatch import ops
-from .functional import geglu, is_tanh
-from .linear import cast_for_autocast, linear, tf32_allowed
+from .functional import is_tanh
+from .linear import cast_for_autocast, tf32_allowed
+from .mlp_autograd import GatedMLP, composed, gated
 
 
 def linear_geglu(
@@ -44,11 +47,13 @@ def linear_geglu(
     tanh = is_tanh(approximate)
     tensors = (x, gate_weight, up_weight, gate_bias, up_bias)
     try:
-        tensors = _autocast(tensors)
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            tensors = _cast(tensors, kind)
         if _is_differentiated(tensors):
             _check("linear_geglu", *tensors)
-            return _gated(*tensors, approximate)
-        return ops.linear_geglu.default(*tensors, tanh, _allow_tf32(tensors[0]))
+            return gated(*tensors, approximate)
+        return ops.linear_geglu.default(*tensors, tanh, _allow_tf32(tensors[0], kind))
     except (AttributeError, RuntimeError) as error:
         blame = _explained(error, "linear_geglu", _GATED, tensors)
         if blame is error:
@@ -75,8 +80,8 @@ def geglu_mlp(
         down_weight: Tensor of shape (N, H), any strides.
         down_bias: Tensor of shape (N,) or None.
         approximate: "tanh" or "none" (exact), as in ``torch.nn.functional.gelu``.
-        recompute: For a gradient, keep x and the weights alone and compute the block again when the gradient is asked
-            for. Otherwise both projections and their product are kept, (..., H) each.
+        recompute: For a gradient, keep the arguments alone, and compute both projections again when the gradient is
+            asked for. Otherwise they are kept, (..., H) each.
 
     Returns:
         A contiguous tensor of shape (..., N) and x's dtype. Differentiable any number of times.
@@ -87,13 +92,19 @@ def geglu_mlp(
     tanh = is_tanh(approximate)
     tensors = (x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias)
     try:
-        tensors = _autocast(tensors)
+        kind = x.device.type
+        if torch.is_autocast_enabled(kind):
+            tensors = _cast(tensors, kind)
         if _is_differentiated(tensors):
             _check_mlp(*tensors)
-            if recompute:
-                return checkpoint(_composed, *tensors, approximate, use_reentrant=False)
-            return _composed(*tensors, approximate)
-        return ops.geglu_mlp.default(*tensors, tanh, _allow_tf32(tensors[0]))
+            if torch.compiler.is_compiling():
+                # It decides itself what is kept, and would merge a second computation that it is not told of.
+                compose = partial(checkpoint, composed, use_reentrant=False) if recompute else composed
+                return compose(*tensors, approximate)
+            if _is_transformed():
+                return composed(*tensors, approximate)
+            return GatedMLP.apply(approximate, _allow_tf32(tensors[0], kind), recompute, *tensors)
+        return ops.geglu_mlp.default(*tensors, tanh, _allow_tf32(tensors[0], kind))
     except (AttributeError, RuntimeError) as error:
         blame = _explained(error, "geglu_mlp", _MLP, tensors)
         if blame is error:
@@ -105,14 +116,9 @@ _GATED = ("x", "gate_weight", "up_weight", "gate_bias", "up_bias")
 _MLP = ("x", "gate_weight", "up_weight", "down_weight", "gate_bias", "up_bias", "down_bias")
 
 
-def _gated(x, gate_weight, up_weight, gate_bias, up_bias, approximate):
-    """``linear_geglu`` from functions that are differentiable each."""
-    return geglu(linear(x, gate_weight, gate_bias), linear(x, up_weight, up_bias), approximate=approximate)
-
-
-def _composed(x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias, approximate):
-    """``geglu_mlp`` from functions that are differentiable each."""
-    return linear(_gated(x, gate_weight, up_weight, gate_bias, up_bias, approximate), down_weight, down_bias)
+def _is_transformed() -> bool:
+    """Under forward-mode differentiation or a transform of torch.func, which take the parts one by one."""
+    return forward_ad._current_level >= 0 or peek_interpreter_stack() is not None
 
 
 def _is_differentiated(tensors: tuple[torch.Tensor | None, ...]) -> bool:
@@ -124,8 +130,8 @@ def _is_differentiated(tensors: tuple[torch.Tensor | None, ...]) -> bool:
 def _check(op, x, gate_weight, up_weight, gate_bias, up_bias) -> None:
     """The operators' own checks: the composition would report the same under its parts' names, or not at all."""
     # Tensors that a compiler or a functional transform wraps have no memory to look at.
-    wrapped = torch.compiler.is_compiling() or forward_ad._current_level >= 0 or peek_interpreter_stack() is not None
-    checks.check_gated(op, x, gate_weight, up_weight, gate_bias, up_bias, has_addresses=not wrapped)
+    has_addresses = not torch.compiler.is_compiling() and not _is_transformed()
+    checks.check_gated(op, x, gate_weight, up_weight, gate_bias, up_bias, has_addresses)
 
 
 def _check_mlp(x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias) -> None:
@@ -134,16 +140,14 @@ def _check_mlp(x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_
     checks.check_linear("geglu_mlp", hidden, down_weight, down_bias, "down_", "gelu(gate) * up")
 
 
-def _autocast(tensors: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
-        return tensors
+def _cast(tensors: tuple[torch.Tensor | None, ...], kind: str) -> tuple[torch.Tensor | None, ...]:
+    """What autocast makes of the arguments."""
     dtype = torch.get_autocast_dtype(kind)
     return tuple(cast_for_autocast(tensor, kind, dtype) for tensor in tensors)
 
 
-def _allow_tf32(x: torch.Tensor) -> bool:
-    return x.dtype is torch.float32 and x.device.type == "cuda" and tf32_allowed()
+def _allow_tf32(x: torch.Tensor, kind: str) -> bool:
+    return x.dtype is torch.float32 and kind == "cuda" and tf32_allowed()
 
 
 def _explained(error: Exception, name: str, names: tuple[str, ...], tensors: tuple) -> Exception:

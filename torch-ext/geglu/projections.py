@@ -1,4 +1,8 @@
-"""Projections: whether a live module is nothing but a product with a weight, and whether a fused operator takes it."""
+"""Projections: whether a live module is nothing but a product with a weight, and whether a fused operator takes it.
+
+A layer asks this at every call, since modules change between calls; so it reads the dictionaries in which nn.Module
+keeps its parts, where getattr would search them one after the other.
+"""
 
 import torch
 from torch import nn
@@ -6,34 +10,51 @@ from torch import nn
 from .activations import FUSED_DEVICES, FUSED_DTYPES, is_customized
 
 
-def plain_weight(projection: nn.Module) -> torch.Tensor | None:
-    """The (N, K) weight of a module that multiplies by it and adds its bias, else None.
+def part(module: nn.Module, name: str, *default: object) -> object:
+    """getattr(module, name, *default), fast for a submodule."""
+    found = module._modules.get(name)
+    return getattr(module, name, *default) if found is None else found
+
+
+def plain_parameters(projection: object) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """The (N, K) weight and the bias of a module that multiplies by the one and adds the other, else None.
 
     Only the exact classes, without hooks: an adapter, a parametrization, a quantized or sharded weight would be passed
     by. transformers' Conv1D keeps its weight as (K, N), of which this is a view.
     """
     kind = type(projection)
-    is_conv1d = kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
-    if (kind is not nn.Linear and not is_conv1d) or is_customized(projection):
+    is_linear = kind is nn.Linear
+    if not is_linear and (kind.__name__ != "Conv1D" or kind.__module__ != "transformers.pytorch_utils"):
         return None
-    for parameter in (projection.weight, projection.bias):
-        if parameter is not None and type(parameter) not in (nn.Parameter, torch.Tensor):
-            return None
-    return projection.weight.t() if is_conv1d else projection.weight
+    if is_customized(projection):
+        return None
+    parameters = projection._parameters
+    if "weight" in parameters and "bias" in parameters:
+        weight, bias = parameters["weight"], parameters["bias"]
+    else:  # plain tensors took their place
+        weight, bias = projection.weight, projection.bias
+    if type(weight) not in _PLAIN or (bias is not None and type(bias) not in _PLAIN):
+        return None
+    return (weight if is_linear else weight.t()), bias
 
 
-def fusable(x: torch.Tensor, *parameters: torch.Tensor | None) -> bool:
+_PLAIN = frozenset((nn.Parameter, torch.Tensor))
+
+
+def fusable(x: object, *parameters: torch.Tensor | None) -> bool:
     """Whether the fused operators take them; what they refuse is left to the host, and so are the host's errors."""
-    if type(x) is not torch.Tensor or x.device.type not in FUSED_DEVICES or x.layout != torch.strided:
+    if type(x) is not torch.Tensor or x.layout is not torch.strided or x.dim() == 0:
         return False
-    casts = torch.is_autocast_enabled(x.device.type)
-    return x.dim() > 0 and all(
-        tensor is None
-        or (
-            (casts or tensor.dtype == x.dtype)
-            and tensor.dtype in FUSED_DTYPES
-            and tensor.device == x.device
-            and tensor.layout == torch.strided
-        )
-        for tensor in (x, *parameters)
-    )
+    device, dtype = x.device, x.dtype
+    kind = device.type
+    if kind not in FUSED_DEVICES or dtype not in FUSED_DTYPES:
+        return False
+    casts = torch.is_autocast_enabled(kind)
+    for tensor in parameters:
+        if tensor is None:
+            continue
+        if tensor.dtype is not dtype and not (casts and tensor.dtype in FUSED_DTYPES):
+            return False
+        if tensor.device != device or tensor.layout is not torch.strided:
+            return False
+    return True

@@ -199,8 +199,8 @@ def geglu_mlp_route(
 ) -> str:
     checks.check_gated("geglu_mlp_route", x, gate_weight, up_weight, gate_bias, up_bias, has_addresses=True)
     rows = x.shape[:-1].numel()
-    into, back = ("torch" if rows * weight.shape[0] else "empty" for weight in (gate_weight, down_weight))
-    return f"{into}+{into}+geglu+{back}"
+    into = "torch+torch+geglu" if rows * gate_weight.shape[0] else "empty"
+    return f"{into}+torch" if rows * down_weight.shape[0] else f"{into}+empty"
 
 
 def linear_route(
