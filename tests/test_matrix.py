@@ -124,7 +124,7 @@ CODE = {
     (9, 0): "9.0a",
     (10, 0): "10.0",
     (10, 3): "10.0",
-    (11, 0): None,  # Jetson Thor: neither a minor of another, nor newer than the PTX
+    (11, 0): "8.9+PTX",  # Jetson Thor
     (12, 0): "12.0",
     (12, 1): "12.0",
     (13, 0): "12.0+PTX",

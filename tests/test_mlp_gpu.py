@@ -1,6 +1,7 @@
 """The gated block on a GPU: which kernels run, tails of the one for few rows, graphs, streams, memory."""
 
 import itertools
+import re
 import threading
 
 import pytest
@@ -22,16 +23,19 @@ def route(ops, tensors):
 
 def test_routes(ops, cuda):  # noqa: F811
     few, products = "few_rows+few_rows", "cublaslt+cublaslt+geglu+cublaslt"
-    small = {m: problem((m,), 768, 1152, 768, torch.bfloat16, cuda) for m in (1, 8, 16, 17)}
-    large = {m: problem((m,), 4096, 4096, 4096, torch.bfloat16, cuda) for m in (1, 8, 9)}
+    small = {m: problem((m,), 768, 1152, 768, torch.bfloat16, cuda) for m in (1, 8, 16, 17, 8192)}
+    large = {m: problem((m,), 4096, 4096, 4096, torch.bfloat16, cuda) for m in (1, 8, 9, 160, 512)}
     if is_hopper():
         assert [route(ops, small[m]) for m in (1, 8, 16)] == [few] * 3
         assert [route(ops, large[m]) for m in (1, 8)] == [few] * 2
-    assert route(ops, small[17]) == route(ops, large[9]) == products
+        for tensors in (small[17], small[8192], large[9], large[512]):
+            assert re.fullmatch(r"gated_gemm:(96|80|64)x[12]\+cublaslt(:shipped)?", route(ops, tensors))
+    assert route(ops, large[160]) == products
     _, *parameters = small[1]
     assert route(ops, [t.float() for t in small[1]]).startswith("torch")
-    shifted = torch.randn(769, device=cuda).bfloat16()[1:].view(1, 768)
-    assert not route(ops, (shifted, *parameters)).startswith("few_rows")
+    for m in (1, 17):
+        shifted = torch.randn(m * 768 + 1, device=cuda).bfloat16()[1:].view(m, 768)
+        assert route(ops, (shifted, *parameters)).startswith(("torch", "cublaslt"))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
@@ -77,7 +81,7 @@ def test_launches(kernel, ops, cuda):  # noqa: F811
         assert len(names) == 2 and all("skinny" in name for name in names), names
 
 
-@pytest.mark.parametrize("m", (4, 64))
+@pytest.mark.parametrize("m", (4, 64, 160, 300))
 def test_cuda_graph_and_repetition(kernel, cuda, m):  # noqa: F811
     """The second kernel begins while the first runs: the same bits, replay after replay, whatever the memory held."""
     tensors = problem((m,), 1024, 4096, 1024, torch.bfloat16, cuda)
@@ -120,11 +124,16 @@ def halves(tensors):
 @pytest.mark.parametrize("approximate", FORMS)
 @pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
 def test_halves_of_a_packed_weight_are_one_product(kernel, ops, cuda, dtype, approximate, with_bias):  # noqa: F811
-    """Also where rows of one half alone are not aligned (68 * 2 bytes; of both, 272), and where not even both are."""
-    for m, h, product in ((64, 256, "cublaslt"), (64, 68, "cublaslt"), (33, 37, "torch"), (1, 37, "torch")):
-        tensors = halves(problem((m,), 4096, h, 64, dtype, cuda, with_bias))
-        if not route(ops, tensors).startswith("few_rows"):
-            assert route(ops, tensors).startswith(f"{product}+geglu+")
+    """Also where rows of one half alone are not aligned (2308 * 2 bytes; of both, 9232), and where not even both are."""
+    cases = [
+        (160, 4096, 2304, "cublaslt"),
+        (160, 4096, 2308, "cublaslt"),
+        (33, 4097, 37, "torch"),
+        (1, 4097, 37, "torch"),
+    ]
+    for m, k, h, product in cases:
+        tensors = halves(problem((m,), k, h, 64, dtype, cuda, with_bias))
+        assert route(ops, tensors).startswith(f"{product}+geglu+")
         out = kernel.linear_geglu(*gated(tensors), approximate=approximate)
         theirs, exact = eager(*tensors, approximate)[0], truth(*tensors, approximate=approximate)[0]
         if out.numel() >= 4096:
@@ -134,8 +143,9 @@ def test_halves_of_a_packed_weight_are_one_product(kernel, ops, cuda, dtype, app
             assert (out.double() - exact).abs().max() <= 4 * eps * exact.abs().max()
 
 
-def test_halves_of_a_packed_weight_are_not_copied(kernel, cuda):  # noqa: F811
-    tensors = halves(problem((64,), 2048, 4096, 64, torch.bfloat16, cuda))
+def test_halves_of_a_packed_weight_are_not_copied(kernel, ops, cuda):  # noqa: F811
+    tensors = halves(problem((160,), 2048, 8192, 64, torch.bfloat16, cuda))
+    assert route(ops, tensors).startswith("cublaslt+geglu+")
     names = launched(lambda: kernel.linear_geglu(*gated(tensors)))
     # A product that is split over K adds a reduction.
     assert len(names) <= 3, names
@@ -209,8 +219,8 @@ def test_memory_of_a_training_step(kernel, cuda):  # noqa: F811
 def test_more_than_two_to_the_31_projected_elements(kernel, ops, cuda):  # noqa: F811
     need_memory(24)
     m, h = 65_537, 16_392
-    tensors = halves(problem((m,), 16, h, 8, torch.bfloat16, cuda, False))
-    assert m * 2 * h > 2**31 and route(ops, tensors).startswith("cublaslt+geglu")
+    tensors = halves(problem((m,), 17, h, 8, torch.bfloat16, cuda, False))
+    assert m * 2 * h > 2**31 and route(ops, tensors).startswith("torch+geglu")
     out = kernel.linear_geglu(*gated(tensors))
     watched = [0, 1, 65_519, 65_520, m - 1]
     rows = (tensors[0][watched], *tensors[1:])

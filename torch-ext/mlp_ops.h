@@ -2,10 +2,10 @@
 // pointwise kernel are those of `linear` and `geglu`. Beside what linear_ops.h asks for, a backend supplies
 //   static void geglu(const GegluForward&, const Tensor& where)
 //       a launch of the pointwise kernel on the device of `where`; the walk is not empty
-//   static bool few_rows_fit(const LinearCall& gate, const LinearCall* up)
-//       whether few_rows() takes this product, or these two
-//   static void few_rows(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out)
-//       out = gelu(gate) * up, or gate's product if up is null, in one kernel that reads the weights at memory speed
+//   static std::string own_kernel(const LinearCall& gate, const LinearCall* up)
+//       the name of the one kernel that computes gelu(gate) * up, or gate's product if up is null; empty if none does
+//   static bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out)
+//       runs it, or returns false if there is none; the result is not empty
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -127,10 +127,7 @@ void gated_forward(const GatedCall& call, const Tensor& out) {
   const int64_t rows = call.gate.rows;
   const int64_t cols = call.gate.cols;
   if (rows == 0 || cols == 0) return;
-  if (Backend::few_rows_fit(call.gate, &call.up)) {
-    Backend::few_rows(call.gate, &call.up, call.tanh, out);
-    return;
-  }
+  if (Backend::run_own_kernel(call.gate, &call.up, call.tanh, out)) return;
   const Joined both(call);
   if (both.call() != nullptr) {
     const Tensor projections = empty_contiguous(call.gate.x, {rows, 2 * cols});
@@ -150,7 +147,8 @@ void gated_forward(const GatedCall& call, const Tensor& out) {
 template <class Backend>
 std::string gated_route(const GatedCall& call, const Tensor& out) {
   if (call.gate.rows == 0 || call.gate.cols == 0) return "empty";
-  if (Backend::few_rows_fit(call.gate, &call.up)) return "few_rows";
+  std::string own = Backend::own_kernel(call.gate, &call.up);
+  if (!own.empty()) return own;
   const Joined both(call);
   if (both.call() != nullptr) {
     const Tensor projections = empty_contiguous(call.gate.x, {call.gate.rows, 2 * call.gate.cols});
@@ -159,11 +157,24 @@ std::string gated_route(const GatedCall& call, const Tensor& out) {
   return Backend::route(call.gate, out, nullptr) + "+" + Backend::route(call.up, out, nullptr) + "+geglu";
 }
 
-// The product back, whose x is what gated_forward() writes.
-template <class Backend>
-bool down_has_few_rows(const LinearCall& down) {
-  return down.rows > 0 && down.cols > 0 && Backend::few_rows_fit(down, nullptr);
-}
+// geglu_mlp()'s checked arguments, and the tensors that it writes.
+struct Block {
+  Block(const char* op, const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight, const Tensor& down_weight,
+        const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias,
+        const std::optional<Tensor>& down_bias, bool tanh, bool allow_tf32)
+      : gated(check_gated(op, x, gate_weight, up_weight, gate_bias, up_bias, tanh, allow_tf32)),
+        hidden(empty_contiguous(x, with_last_size(x.sizes(), gated.gate.cols))),
+        down(check_linear(op, hidden, down_weight, down_bias, 0, allow_tf32,
+                          {"gelu(gate) * up", "down_weight", "down_bias"})),
+        out(empty_contiguous(x, with_last_size(x.sizes(), down.cols))) {}
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  const GatedCall gated;
+  const Tensor hidden;
+  const LinearCall down;
+  const Tensor out;
+};
 
 }  // namespace detail
 
@@ -183,19 +194,14 @@ torch::stable::Tensor MlpOps<Backend>::geglu_mlp(const Tensor& x, const Tensor& 
                                                  const Tensor& down_weight, const std::optional<Tensor>& gate_bias,
                                                  const std::optional<Tensor>& up_bias,
                                                  const std::optional<Tensor>& down_bias, bool tanh, bool allow_tf32) {
-  const char* const op = "geglu_mlp";
-  const GatedCall call = detail::check_gated(op, x, gate_weight, up_weight, gate_bias, up_bias, tanh, allow_tf32);
-  const Tensor hidden = detail::empty_contiguous(x, detail::with_last_size(x.sizes(), call.gate.cols));
-  const LinearCall down = detail::check_linear(op, hidden, down_weight, down_bias, 0, allow_tf32,
-                                               {"gelu(gate) * up", "down_weight", "down_bias"});
-  const Tensor out = detail::empty_contiguous(x, detail::with_last_size(x.sizes(), down.cols));
-  detail::gated_forward<Backend>(call, hidden);
-  if (detail::down_has_few_rows<Backend>(down)) {
-    Backend::few_rows(down, nullptr, tanh, out);
-  } else {
-    detail::forward<Backend>(down, out, nullptr);
+  const detail::Block block("geglu_mlp", x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias, tanh,
+                            allow_tf32);
+  detail::gated_forward<Backend>(block.gated, block.hidden);
+  const LinearCall& down = block.down;
+  if (down.rows == 0 || down.cols == 0 || !Backend::run_own_kernel(down, nullptr, tanh, block.out)) {
+    detail::forward<Backend>(down, block.out, nullptr);
   }
-  return out;
+  return block.out;
 }
 
 template <class Backend>
@@ -203,15 +209,12 @@ std::string MlpOps<Backend>::geglu_mlp_route(const Tensor& x, const Tensor& gate
                                              const Tensor& down_weight, const std::optional<Tensor>& gate_bias,
                                              const std::optional<Tensor>& up_bias,
                                              const std::optional<Tensor>& down_bias, bool tanh, bool allow_tf32) {
-  const char* const op = "geglu_mlp_route";
-  const GatedCall call = detail::check_gated(op, x, gate_weight, up_weight, gate_bias, up_bias, tanh, allow_tf32);
-  const Tensor hidden = detail::empty_contiguous(x, detail::with_last_size(x.sizes(), call.gate.cols));
-  const LinearCall down = detail::check_linear(op, hidden, down_weight, down_bias, 0, allow_tf32,
-                                               {"gelu(gate) * up", "down_weight", "down_bias"});
-  const Tensor out = detail::empty_contiguous(x, detail::with_last_size(x.sizes(), down.cols));
-  const std::string into = detail::gated_route<Backend>(call, hidden);
-  if (down.rows == 0 || down.cols == 0) return into + "+empty";
-  return into + "+" + (detail::down_has_few_rows<Backend>(down) ? "few_rows" : Backend::route(down, out, nullptr));
+  const detail::Block block("geglu_mlp_route", x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias,
+                            tanh, allow_tf32);
+  const std::string into = detail::gated_route<Backend>(block.gated, block.hidden);
+  if (block.down.rows == 0 || block.down.cols == 0) return into + "+empty";
+  const std::string own = Backend::own_kernel(block.down, nullptr);
+  return into + "+" + (own.empty() ? Backend::route(block.down, block.out, nullptr) : own);
 }
 
 }  // namespace geglu

@@ -24,8 +24,8 @@ struct LinearBackend {
 
   static void geglu(const GegluForward& problem, const Tensor&) { run(kernels().forward, problem); }
 
-  static bool few_rows_fit(const LinearCall&, const LinearCall*) { return false; }
-  static void few_rows(const LinearCall&, const LinearCall*, bool, const Tensor&) {}
+  static std::string own_kernel(const LinearCall&, const LinearCall*) { return ""; }
+  static bool run_own_kernel(const LinearCall&, const LinearCall*, bool, const Tensor&) { return false; }
 
   static void gelu_backward(const GeluGradient& gradient) {
     Tensor grads = gradient.grad_out;

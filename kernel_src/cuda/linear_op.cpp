@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "cuda/cublaslt.h"
+#include "cuda/gated_op.h"
 #include "cuda/geglu.h"
 #include "cuda/gelu.h"
 #include "cuda/on_device.h"
-#include "cuda/skinny.h"
 #include "linear_ops.h"
 #include "mlp_ops.h"
 #include "torch_binding.h"
@@ -139,31 +139,6 @@ void apply_gelu(const Tensor& pre, const Tensor& out, DType dtype, bool tanh, co
                        on.stream()));
 }
 
-// A product of few rows, or two of the same x, as its kernel wants it; nothing if their elements are not neighbours.
-std::optional<SkinnyProblem> skinny_problem(const LinearCall& gate, const LinearCall* up, bool tanh, void* out) {
-  const std::optional<Matrix> x = detail::as_matrix(gate.x);
-  const auto dense = [](const Tensor& weight) { return weight.stride(1) == 1 && weight.stride(0) >= weight.size(1); };
-  const auto neighbours = [](const Tensor* bias) { return bias == nullptr || bias->stride(0) == 1; };
-  if (gate.rows > kSkinnyRows || gate.depth == 0 || !x || x->col_stride != 1 || !dense(gate.weight))
-    return std::nullopt;
-  if (!neighbours(gate.bias) || (up != nullptr && (!dense(up->weight) || !neighbours(up->bias)))) return std::nullopt;
-  const auto address = [](const Tensor* tensor) { return tensor != nullptr ? tensor->data_ptr() : nullptr; };
-  return SkinnyProblem{x->data,
-                       gate.weight.data_ptr(),
-                       up != nullptr ? up->weight.data_ptr() : nullptr,
-                       address(gate.bias),
-                       up != nullptr ? address(up->bias) : nullptr,
-                       out,
-                       gate.dtype,
-                       tanh,
-                       gate.rows,
-                       gate.cols,
-                       gate.depth,
-                       gate.rows == 1 ? gate.depth : x->row_stride,
-                       gate.weight.stride(0),
-                       up != nullptr ? up->weight.stride(0) : 0};
-}
-
 // A forward pass through cuBLASLt, ready to run.
 class Forward {
  public:
@@ -254,15 +229,10 @@ struct LinearBackend {
     on.check(launch_forward(problem, on.stream()));
   }
 
-  static bool few_rows_fit(const LinearCall& gate, const LinearCall* up) {
-    const auto problem = skinny_problem(gate, up, false, nullptr);
-    return problem && skinny_fits(*problem, gate.x.get_device_index());
-  }
+  static std::string own_kernel(const LinearCall& gate, const LinearCall* up) { return cuda::own_kernel(gate, up); }
 
-  static void few_rows(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out) {
-    const OnDevice on(out);
-    const auto problem = skinny_problem(gate, up, tanh, out.data_ptr());
-    on.check(launch_skinny(*problem, on.stream()));
+  static bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out) {
+    return cuda::run_own_kernel(gate, up, tanh, out);
   }
 
   static void gelu_backward(const GeluGradient& gradient) {

@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kSkinnyWarps* kLanes, kBlocks)
 }
 
 template <typename T, int kWeights, int kTiles, bool kTanh>
-cudaError_t launch_tiles(const SkinnyProblem& problem, cudaStream_t stream) {
+cudaError_t launch_tiles(const GatedProblem& problem, cudaStream_t stream) {
   const Skinny<T> skinny{static_cast<const T*>(problem.x),
                          {static_cast<const T*>(problem.gate), static_cast<const T*>(problem.up)},
                          {static_cast<const T*>(problem.gate_bias), static_cast<const T*>(problem.up_bias)},
@@ -187,7 +187,7 @@ cudaError_t launch_tiles(const SkinnyProblem& problem, cudaStream_t stream) {
 }
 
 template <typename T>
-cudaError_t launch_typed(const SkinnyProblem& problem, cudaStream_t stream) {
+cudaError_t launch_typed(const GatedProblem& problem, cudaStream_t stream) {
   const bool small = problem.rows <= kTileCols;
   if (problem.up == nullptr) {
     return small ? launch_tiles<T, 1, 1, false>(problem, stream) : launch_tiles<T, 1, 2, false>(problem, stream);
@@ -200,7 +200,7 @@ cudaError_t launch_typed(const SkinnyProblem& problem, cudaStream_t stream) {
 
 }  // namespace
 
-bool skinny_fits(const SkinnyProblem& problem, int device) {
+bool skinny_fits(const GatedProblem& problem, int device) {
   // Beyond 8 rows the second tile of x costs what large weights hide no longer.
   constexpr int64_t kSmallWeight = int64_t{1} << 23;
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
@@ -214,7 +214,7 @@ bool skinny_fits(const SkinnyProblem& problem, int device) {
          major == 9;
 }
 
-cudaError_t launch_skinny(const SkinnyProblem& problem, cudaStream_t stream) {
+cudaError_t launch_skinny(const GatedProblem& problem, cudaStream_t stream) {
   return problem.dtype == DType::kBFloat16 ? launch_typed<__nv_bfloat16>(problem, stream)
                                            : launch_typed<__half>(problem, stream);
 }

@@ -1,0 +1,17 @@
+// The kernels of our own that take a product of the gated block whole: both projections and GeGLU, or the way back.
+#pragma once
+
+#include <string>
+
+#include "linear_ops.h"
+
+namespace geglu::cuda {
+
+// The kernel for x @ gate.weight.T + gate.bias, or with `up` for gelu(that) * (x @ up.weight.T + up.bias): its name and
+// configuration, as in "gated_gemm:96x2". Empty if there is none, or if cuBLASLt is faster.
+std::string own_kernel(const LinearCall& gate, const LinearCall* up);
+
+// Runs it into out (rows, cols), contiguous. False if there is none, and then nothing was done.
+bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, const torch::stable::Tensor& out);
+
+}  // namespace geglu::cuda

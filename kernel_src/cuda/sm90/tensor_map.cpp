@@ -1,0 +1,40 @@
+#include "cuda/sm90/tensor_map.h"
+
+namespace geglu::cuda::sm90 {
+namespace {
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// Looked up in the driver that is loaded, so that nothing links to it.
+EncodeTiled find_encode_tiled() {
+  constexpr unsigned int kSince = 12000;
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, kSince, cudaEnableDefault, &found);
+  if (status != cudaSuccess) cudaGetLastError();  // reported by the caller, and not once more by whoever asks next
+  return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(function)
+                                                                       : nullptr;
+}
+
+}  // namespace
+
+cudaError_t make_tensor_map(CUtensorMap* map, DType dtype, const void* matrix, int64_t rows, int64_t cols,
+                            int64_t pitch, int32_t box_rows, int32_t box_cols) {
+  static const EncodeTiled encode_tiled = find_encode_tiled();
+  if (encode_tiled == nullptr) return cudaErrorNotSupported;
+  const cuuint64_t size[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t row_stride[] = {static_cast<cuuint64_t>(pitch) * 2};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(box_cols), static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t element_stride[] = {1, 1};
+  const CUtensorMapSwizzle swizzle = box_cols == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : box_cols == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                      : CU_TENSOR_MAP_SWIZZLE_32B;
+  const CUresult result =
+      encode_tiled(map, dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                   2, const_cast<void*>(matrix), size, row_stride, box, element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                   swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace geglu::cuda::sm90

@@ -1,0 +1,20 @@
+// Tensor maps: what the copy engine is told about a matrix in global memory.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "common/pointwise.h"
+
+namespace geglu::cuda::sm90 {
+
+// The map of a row-major matrix of 16-bit elements, to be copied in boxes of box_rows x box_cols whose rows are
+// swizzled over all of their 32, 64 or 128 bytes. `pitch` is the distance of rows, in elements. Elements outside read
+// as zero. cudaErrorNotSupported without a driver that makes tensor maps, cudaErrorInvalidValue if it refuses these
+// arguments.
+cudaError_t make_tensor_map(CUtensorMap* map, DType dtype, const void* matrix, int64_t rows, int64_t cols,
+                            int64_t pitch, int32_t box_rows, int32_t box_cols);
+
+}  // namespace geglu::cuda::sm90

@@ -1,0 +1,160 @@
+"""Hopper's kernel for both projections and GeGLU at once: every configuration over tails, layouts, and what it refuses."""
+
+import itertools
+
+import pytest
+import torch
+from reference import FORMS, HALVES
+from test_gpu import cuda, launched, need_memory  # noqa: F401  (cuda is a fixture)
+from test_mlp import assert_no_worse, eager, gated, problem, truth
+from test_mlp_gpu import halves, route
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.native,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="needs compute capability 9.0",
+    ),
+]
+
+CONFIGS = {f"gated_gemm:{tile_cols}x{cluster}" for tile_cols in (96, 80, 64) for cluster in (2, 1)}
+# Around a tile of 128 rows, a warp's 16, two tiles, the row from which on the kernel takes large weights as well.
+ROWS = (17, 64, 127, 128, 129, 257, 300, 449)
+# Around a tile of 64; then as many as make each configuration the best on 132 multiprocessors, one more, one less.
+COLS = (63, 64, 65, 6336, 8449, 10559, 10560, 10561, 12671, 12672, 12673)
+# Around a stage of 64, and more stages than the ring has.
+DEPTHS = (8, 64, 72, 200, 584)
+
+
+def chosen(ops, tensors) -> str:
+    """The first half's kernel."""
+    return route(ops, tensors).split("+")[0]
+
+
+def without_down(rows, depth, cols, dtype, device, with_bias=True):
+    """A problem whose way back is as small as can be: here the way in counts."""
+    return problem((rows,), depth, cols, 8, dtype, device, with_bias)
+
+
+def poisoned(kernel, tensors, approximate="tanh") -> torch.Tensor:
+    """The result, in memory that held NaN everywhere, so that an element that is not written is seen."""
+    rows, cols = tensors[0].shape[0], tensors[1].shape[0]
+    dirty = torch.full((rows, cols), float("nan"), device=tensors[0].device, dtype=tensors[0].dtype)
+    address = dirty.data_ptr()
+    del dirty
+    out = kernel.linear_geglu(*gated(tensors), approximate=approximate)
+    assert out.data_ptr() == address
+    return out
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
+def test_tails_in_every_configuration(kernel, ops, cuda, dtype, approximate, with_bias):  # noqa: F811
+    found = set()
+    for rows, cols, depth in itertools.product(ROWS, COLS, DEPTHS):
+        if cols > 65 and depth not in (72, 584):
+            continue
+        tensors = without_down(rows, depth, cols, dtype, cuda, with_bias)
+        config = chosen(ops, tensors)
+        assert config in CONFIGS
+        found.add(config)
+        out = poisoned(kernel, tensors, approximate)
+        theirs, exact = eager(*tensors, approximate)[0], truth(*tensors, approximate=approximate)[0]
+        assert_no_worse(out, theirs, exact, f"{rows} {cols} {depth} {config}")
+    if torch.cuda.get_device_properties(cuda).multi_processor_count == 132:
+        assert found == CONFIGS
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_many_turns_of_a_block(kernel, ops, cuda, approximate):  # noqa: F811
+    """Each multiprocessor makes a dozen tiles, of more stages than the ring has."""
+    tensors = without_down(1500, 1032, 12_672, torch.bfloat16, cuda)
+    assert chosen(ops, tensors) in CONFIGS
+    out = poisoned(kernel, tensors, approximate)
+    assert_no_worse(out, eager(*tensors, approximate)[0], truth(*tensors, approximate=approximate)[0], "many turns")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_layouts(kernel, ops, cuda, dtype):  # noqa: F811
+    """Rows of x and of the weights further apart than they are long, packed halves, more dimensions than two."""
+    tensors = without_down(600, 136, 200, dtype, cuda)
+    expected = kernel.linear_geglu(*gated(tensors))
+    x, gate, up, *rest = tensors
+
+    def apart(tensor, by):
+        wide = torch.full((tensor.shape[0], tensor.shape[1] + by), float("nan"), device=cuda, dtype=dtype)
+        wide[:, : tensor.shape[1]] = tensor
+        return wide[:, : tensor.shape[1]]
+
+    given = (apart(x, 8), apart(gate, 24), apart(up, 40), *rest)
+    for layout in (given, halves(tensors), (x.view(3, 200, 136), gate, up, *rest)):
+        assert chosen(ops, layout) in CONFIGS
+        assert torch.equal(kernel.linear_geglu(*gated(layout)).view(600, 200), expected)
+
+
+def test_one_launch_for_both_projections(kernel, ops, cuda):  # noqa: F811
+    tensors = without_down(8192, 768, 3072, torch.bfloat16, cuda)
+    assert chosen(ops, tensors) in CONFIGS
+    names = launched(lambda: kernel.linear_geglu(*gated(tensors)))
+    assert len(names) == 1 and "gated_gemm" in names[0], names
+
+
+def test_nothing_outside_the_result_is_written(kernel, cuda):  # noqa: F811
+    """A view whose neighbours are the graph's: the result lies between two rows of sentinels."""
+    for rows, cols in ((300, 97), (129, 264), (64, 65)):
+        tensors = without_down(rows, 72, cols, torch.bfloat16, cuda)
+        dirty = torch.full((3, rows, cols), 42.0, device=cuda, dtype=torch.bfloat16)
+        out = kernel.linear_geglu(*gated(tensors))
+        assert torch.isfinite(out).all() and (dirty == 42.0).all()
+
+
+def test_infinities_and_nan_stay_in_their_row(kernel, cuda):  # noqa: F811
+    """Rows that a tile lacks are whatever shared memory holds: they must not reach those that are there."""
+    x, *parameters = without_down(200, 128, 192, torch.bfloat16, cuda)
+    expected = kernel.linear_geglu(*gated((x, *parameters)))
+    spoiled = x.clone()
+    spoiled[[3, 130]] = torch.tensor([[float("nan")], [float("inf")]], device=cuda, dtype=x.dtype)
+    out = kernel.linear_geglu(*gated((spoiled, *parameters)))
+    rest = [row for row in range(200) if row not in (3, 130)]
+    assert torch.equal(out[rest], expected[rest]) and out[3].isnan().all()
+
+
+def test_what_it_refuses_goes_another_way(kernel, ops, cuda):  # noqa: F811
+    tensors = without_down(600, 136, 200, torch.bfloat16, cuda)
+    x, gate, up, *rest = tensors
+    shifted = torch.empty(x.numel() + 1, device=cuda, dtype=x.dtype)[1:].view_as(x).copy_(x)
+    for other in (
+        (shifted, gate, up, *rest),
+        (x.t().contiguous().t(), gate, up, *rest),
+        (x, gate.t().contiguous().t(), up.t().contiguous().t(), *rest),
+        without_down(600, 139, 200, torch.bfloat16, cuda),
+    ):
+        assert chosen(ops, other) not in CONFIGS
+        out = kernel.linear_geglu(*gated(other))
+        assert_no_worse(out, eager(*other)[0], truth(*other)[0], "refused")
+    assert chosen(ops, [t.float() for t in tensors]) not in CONFIGS
+
+
+def test_more_than_two_to_the_31_results(kernel, ops, cuda):  # noqa: F811
+    need_memory(24)
+    rows, cols = 131_073, 16_392
+    tensors = without_down(rows, 16, cols, torch.bfloat16, cuda, False)
+    assert rows * cols > 2**31 and chosen(ops, tensors) in CONFIGS
+    out = poisoned(kernel, tensors)
+    assert not out[::4099].isnan().any()
+    watched = [0, 1, 65_537, 131_008, 131_071, rows - 1]
+    some = (tensors[0][watched], *tensors[1:])
+    assert_no_worse(out[watched], eager(*some)[0], truth(*some)[0], "the last rows")
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize(("rows", "cols"), [(17, 64), (300, 97), (129, 264), (449, 6336), (384, 10_561)])
+@pytest.mark.parametrize("depth", (8, 456))
+def test_sanitize_gated_gemm(kernel, ops, cuda, rows, cols, depth):  # noqa: F811
+    tensors = without_down(rows, depth, cols, torch.bfloat16, cuda)
+    assert chosen(ops, tensors) in CONFIGS
+    exact = truth(*tensors)[0]
+    out = kernel.linear_geglu(*gated(tensors))
+    assert (out.double() - exact).abs().max() <= 0.02 * exact.abs().max()
