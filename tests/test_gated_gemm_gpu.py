@@ -1,4 +1,4 @@
-"""Hopper's kernel for both projections and GeGLU at once: every configuration over tails, layouts, and what it refuses."""
+"""Hopper's kernel for both projections and GeGLU: every configuration over tails, layouts, and what it refuses."""
 
 import itertools
 

@@ -124,10 +124,10 @@ def test_halves_of_a_packed_weight(kernel, ops, device, name, lead):
         exact, theirs = truth(*given, approximate=approximate)[0], eager(*given, approximate)[0]
         ours = kernel.linear_geglu(*gated(given), approximate=approximate)
         assert ours.shape == theirs.shape and ours.is_contiguous()
-        worst = 2 * (theirs - exact).abs().max() + 4 * torch.finfo(dtype).eps * exact.abs().max()
+        worst = 2 * (theirs - exact).abs().max() + 4 * torch.finfo(dtype).eps * exact.abs().max().clamp(min=1)
         assert (ours - exact).abs().max() <= worst
         route = ops.geglu_mlp_route(*given, approximate == "tanh", False)
-        if kernel.dispatch.NATIVE and "few_rows" not in route:
+        if kernel.dispatch.NATIVE and "geglu" in route.split("+"):  # else one kernel takes both, wherever they lie
             assert route.partition("+geglu")[0].count("+") == products - 1, route
 
 

@@ -124,7 +124,7 @@ def halves(tensors):
 @pytest.mark.parametrize("approximate", FORMS)
 @pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
 def test_halves_of_a_packed_weight_are_one_product(kernel, ops, cuda, dtype, approximate, with_bias):  # noqa: F811
-    """Also where rows of one half alone are not aligned (2308 * 2 bytes; of both, 9232), and where not even both are."""
+    """Also where rows of one half are not aligned (2308 * 2 bytes; of both, 9232), and where not even both are."""
     cases = [
         (160, 4096, 2304, "cublaslt"),
         (160, 4096, 2308, "cublaslt"),

@@ -92,9 +92,9 @@ def test_adapters_take_part(kernel, device, x, calls, name, where):
 def test_other_kinds_of_projections_take_part(kernel, device, x, calls, name, where):
     host, layer = pair(kernel, GatedMLP(), device)
     torch.manual_seed(3)
-    replaced(host, where, LINEAR_ADAPTERS[name])
+    replaced(host, where, LINEAR_ADAPTERS[name]).to(device)
     torch.manual_seed(3)
-    replaced(layer, where, LINEAR_ADAPTERS[name])
+    replaced(layer, where, LINEAR_ADAPTERS[name]).to(device)
     torch.testing.assert_close(torch.Tensor(layer(x)), torch.Tensor(host(x)))
     assert calls == []
 

@@ -4,8 +4,10 @@
 //       a launch of the pointwise kernel on the device of `where`; the walk is not empty
 //   static std::string own_kernel(const LinearCall& gate, const LinearCall* up)
 //       the name of the one kernel that computes gelu(gate) * up, or gate's product if up is null; empty if none does
-//   static bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out)
-//       runs it, or returns false if there is none; the result is not empty
+//   static bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, bool after_own, const Tensor&
+//   out)
+//       runs it, or returns false if there is none; the result is not empty. after_own: the kernel before is another
+//       one
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -122,25 +124,27 @@ void gated_product(const GatedCall& call, const void* gate, const void* up, int6
   Backend::geglu(problem, out);
 }
 
+// Returns whether it was one kernel of the backend's own.
 template <class Backend>
-void gated_forward(const GatedCall& call, const Tensor& out) {
+bool gated_forward(const GatedCall& call, const Tensor& out) {
   const int64_t rows = call.gate.rows;
   const int64_t cols = call.gate.cols;
-  if (rows == 0 || cols == 0) return;
-  if (Backend::run_own_kernel(call.gate, &call.up, call.tanh, out)) return;
+  if (rows == 0 || cols == 0) return false;
+  if (Backend::run_own_kernel(call.gate, &call.up, call.tanh, false, out)) return true;
   const Joined both(call);
   if (both.call() != nullptr) {
     const Tensor projections = empty_contiguous(call.gate.x, {rows, 2 * cols});
     forward<Backend>(*both.call(), projections, nullptr);
     const char* const gate = static_cast<const char*>(projections.data_ptr());
     gated_product<Backend>(call, gate, gate + cols * element_size(call.gate.dtype), 2 * cols, out);
-    return;
+    return false;
   }
   const Tensor gate = empty_contiguous(call.gate.x, {rows, cols});
   const Tensor up = empty_contiguous(call.gate.x, {rows, cols});
   forward<Backend>(call.gate, gate, nullptr);
   forward<Backend>(call.up, up, nullptr);
   gated_product<Backend>(call, gate.data_ptr(), up.data_ptr(), cols, out);
+  return false;
 }
 
 // The names of gated_forward()'s launches.
@@ -196,9 +200,9 @@ torch::stable::Tensor MlpOps<Backend>::geglu_mlp(const Tensor& x, const Tensor& 
                                                  const std::optional<Tensor>& down_bias, bool tanh, bool allow_tf32) {
   const detail::Block block("geglu_mlp", x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias, tanh,
                             allow_tf32);
-  detail::gated_forward<Backend>(block.gated, block.hidden);
+  const bool after_own = detail::gated_forward<Backend>(block.gated, block.hidden);
   const LinearCall& down = block.down;
-  if (down.rows == 0 || down.cols == 0 || !Backend::run_own_kernel(down, nullptr, tanh, block.out)) {
+  if (down.rows == 0 || down.cols == 0 || !Backend::run_own_kernel(down, nullptr, tanh, after_own, block.out)) {
     detail::forward<Backend>(down, block.out, nullptr);
   }
   return block.out;

@@ -25,7 +25,7 @@ struct LinearBackend {
   static void geglu(const GegluForward& problem, const Tensor&) { run(kernels().forward, problem); }
 
   static std::string own_kernel(const LinearCall&, const LinearCall*) { return ""; }
-  static bool run_own_kernel(const LinearCall&, const LinearCall*, bool, const Tensor&) { return false; }
+  static bool run_own_kernel(const LinearCall&, const LinearCall*, bool, bool, const Tensor&) { return false; }
 
   static void gelu_backward(const GeluGradient& gradient) {
     Tensor grads = gradient.grad_out;

@@ -16,7 +16,9 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 #endif
 }
 
-// Lets the blocks of the next kernel be scheduled as soon as all blocks of this one have begun.
+// Lets the blocks of the next kernel be scheduled as soon as all blocks of this one are here. After
+// wait_for_earlier_kernels(): then whatever was written before this kernel is there for the next one to read, even
+// before it waits for this one.
 __device__ __forceinline__ void let_next_kernel_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -19,6 +19,9 @@ struct GatedProblem {
   void* out;
   DType dtype;
   bool tanh;
+  // Whether the weights were there before the kernel began that is before this one in the stream: then they may be read
+  // while it runs.
+  bool weights_are_old;
   int64_t rows;
   int64_t cols;
   int64_t depth;

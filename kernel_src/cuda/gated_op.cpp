@@ -71,10 +71,11 @@ std::string own_kernel(const LinearCall& gate, const LinearCall* up) {
   return "gated_gemm:" + std::to_string(choice.config.tile_cols) + "x" + std::to_string(choice.config.cluster);
 }
 
-bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out) {
+bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, bool after_own, const Tensor& out) {
   Choice choice = choose(gate, up);
   if (choice.kernel == Kernel::kNone) return false;
   choice.problem.tanh = tanh;
+  choice.problem.weights_are_old = after_own;
   choice.problem.out = out.data_ptr();
   const OnDevice on(out);
   on.check(choice.kernel == Kernel::kFewRows ? launch_skinny(choice.problem, on.stream())

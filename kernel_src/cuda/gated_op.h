@@ -11,7 +11,9 @@ namespace geglu::cuda {
 // configuration, as in "gated_gemm:96x2". Empty if there is none, or if cuBLASLt is faster.
 std::string own_kernel(const LinearCall& gate, const LinearCall* up);
 
-// Runs it into out (rows, cols), contiguous. False if there is none, and then nothing was done.
-bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, const torch::stable::Tensor& out);
+// Runs it into out (rows, cols), contiguous. False if there is none, and then nothing was done. after_own: the kernel
+// before it in the stream is another of these, which wrote nothing but the x of this one.
+bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, bool after_own,
+                    const torch::stable::Tensor& out);
 
 }  // namespace geglu::cuda

@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(kWarps* kWarp) gelu_backward_kernel(const __gr
   constexpr bool kGelu = kActivation != Activation::kNone;
   constexpr int kRows = kUnroll<kActivation>;
   constexpr bool kWritten = true;  // maybe by a kernel that was not done when this one began
-  let_next_kernel_begin();
   wait_for_earlier_kernels();
+  let_next_kernel_begin();
   const int lane = threadIdx.x % kWarp;
   const int warp = threadIdx.x / kWarp;
   const int64_t col = (static_cast<int64_t>(blockIdx.x) * kWarp + lane) * kN;

@@ -231,8 +231,9 @@ struct LinearBackend {
 
   static std::string own_kernel(const LinearCall& gate, const LinearCall* up) { return cuda::own_kernel(gate, up); }
 
-  static bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, const Tensor& out) {
-    return cuda::run_own_kernel(gate, up, tanh, out);
+  static bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, bool after_own,
+                             const Tensor& out) {
+    return cuda::run_own_kernel(gate, up, tanh, after_own, out);
   }
 
   static void gelu_backward(const GeluGradient& gradient) {

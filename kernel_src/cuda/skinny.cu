@@ -63,6 +63,7 @@ struct Skinny {
   int64_t pitch[2];
   int32_t rows;
   int32_t depth;
+  bool weights_are_old;
 };
 
 // kWeights: 2 for gate and up, 1 for a plain product. kTiles: tiles of 8 rows of x.
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kSkinnyWarps* kLanes, kBlocks)
   const int group = lane / 4;      // row of the tile, and that + 8; row of x
   const int piece = lane % 4 * 8;  // first k of this lane in a chunk
   const int64_t first_row = static_cast<int64_t>(blockIdx.x) * kTileRows;
-  let_next_kernel_begin();
+  if (!problem.weights_are_old) wait_for_earlier_kernels();
 
   // Rows past the end are read as the last one, and not stored.
   const T* source[kWeights][2];
@@ -112,7 +113,8 @@ __global__ void __launch_bounds__(kSkinnyWarps* kLanes, kBlocks)
   int at = warp * kRounds * kChunk + piece;
 #pragma unroll
   for (int round = 0; round < kRounds; ++round) fetch(round, at + round * kChunk);
-  wait_for_earlier_kernels();  // x may be their result; the weights are not
+  if (problem.weights_are_old) wait_for_earlier_kernels();  // x may be their result
+  let_next_kernel_begin();
 
   float sums[kWeights][kTiles][4] = {};
   uint4 next[kTiles];
@@ -181,7 +183,8 @@ cudaError_t launch_tiles(const GatedProblem& problem, cudaStream_t stream) {
                          problem.x_pitch,
                          {problem.gate_pitch, problem.up_pitch},
                          static_cast<int32_t>(problem.rows),
-                         static_cast<int32_t>(problem.depth)};
+                         static_cast<int32_t>(problem.depth),
+                         problem.weights_are_old};
   const auto blocks = static_cast<unsigned>((problem.cols + kTileRows - 1) / kTileRows);
   return launch_dependent(skinny_kernel<T, kWeights, kTiles, kTanh>, blocks, kSkinnyWarps * kLanes, stream, skinny);
 }
@@ -205,6 +208,9 @@ bool skinny_fits(const GatedProblem& problem, int device) {
   constexpr int64_t kSmallWeight = int64_t{1} << 23;
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
   if (problem.rows > (problem.cols * problem.depth <= kSmallWeight ? kSkinnyRows : kTileCols)) return false;
+  // Of one weight this large cuBLAS reads as fast, and it has more blocks to read with.
+  constexpr int64_t kLargeWeight = int64_t{1} << 26;
+  if (problem.up == nullptr && problem.cols * problem.depth > kLargeWeight) return false;
   if (problem.depth > (int64_t{1} << 30)) return false;
   uint64_t bits = reinterpret_cast<uint64_t>(problem.x) | reinterpret_cast<uint64_t>(problem.gate) |
                   reinterpret_cast<uint64_t>(problem.up);

@@ -100,7 +100,8 @@ def device_times(turns: Turns, budget: float, between: Callable[[], None] = noth
 def captured(calls: list[Call]) -> list[Call]:
     """One Call that replays a CUDA graph of all `calls`; divide its time by their number.
 
-    Results stay alive together, so every captured call writes memory of its own. `prepare` replays once untimed:
+    Results stay alive together, so every captured call writes memory of its own; so do the calls, since the graph reads
+    what they own. `prepare` replays once untimed:
     the timed launch is then enqueued while the device still works, and the graph finds only its own tail in cache.
     """
     side = torch.cuda.Stream()
@@ -112,11 +113,11 @@ def captured(calls: list[Call]) -> list[Call]:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = [call.run() for call in calls]
+        kept = calls, [call.run() for call in calls]
 
     def replay() -> list:
         graph.replay()
-        return results
+        return kept[1]
 
     return [Call(replay, prepare=replay)]
 

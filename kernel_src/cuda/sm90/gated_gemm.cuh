@@ -116,8 +116,8 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
   }
   // No block may signal another one's barriers before they are initialised.
   cluster_sync();
-  let_next_kernel_begin();
   wait_for_earlier_kernels();
+  let_next_kernel_begin();
 
   if (warpgroup == 0) {
     give_registers<40>();
