@@ -48,6 +48,14 @@ def packed(case: Case, kernel, inputs: MlpInputs) -> Callable:
     return partial(kernel.geglu_mlp, inputs.x, gate, up, inputs.down, approximate=case.form)
 
 
+def gated(case: Case, kernel, inputs: MlpInputs) -> Callable:
+    return partial(kernel.linear_geglu, inputs.x, inputs.gate, inputs.up, approximate=case.form)
+
+
+def two_products(inputs: MlpInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    return F.linear(inputs.x, inputs.gate), F.linear(inputs.x, inputs.up)
+
+
 class Block(nn.Module):
     """The block of the Gemma family, around weights that exist."""
 

@@ -18,6 +18,8 @@ COMPILE, LIGER = "compile", "liger"
 NOARCH = "ours, noarch"  # the variant without a compiled library
 MUL = "torch.mul"  # the cheapest op with the same inputs and output
 PACKED = "ours, packed weight"  # gate and up as the halves of one weight
+GATED = "ours, linear_geglu"  # the block's first half alone
+PRODUCTS = "two products"  # of that half, by torch, without GeGLU
 LAYER = "ours, layer"  # as kernelize leaves a module
 UNPACKED = "ours, two tensors"  # geglu on contiguous copies of the packed halves
 
@@ -120,6 +122,14 @@ def _packed(case: Case, peers: Peers) -> Provider:
     return Provider(lambda i: Call(mlp.packed(case, peers.kernel, i)))
 
 
+def _gated(case: Case, peers: Peers) -> Provider:
+    return Provider(lambda i: Call(mlp.gated(case, peers.kernel, i)), checked=False)
+
+
+def _products(case: Case, peers: Peers) -> Provider:
+    return Provider(lambda i: Call(partial(mlp.two_products, i)), checked=False)
+
+
 def _layer(case: Case, peers: Peers) -> Provider:
     return Provider(lambda i: Call(mlp.layer(case, peers.kernel, i)))
 
@@ -211,6 +221,8 @@ _MAKERS = {
     OURS: _ours,
     NOARCH: _noarch,
     PACKED: _packed,
+    GATED: _gated,
+    PRODUCTS: _products,
     LAYER: _layer,
     UNPACKED: _unpacked,
     EAGER: _eager,

@@ -100,9 +100,9 @@ def device_times(turns: Turns, budget: float, between: Callable[[], None] = noth
 def captured(calls: list[Call]) -> list[Call]:
     """One Call that replays a CUDA graph of all `calls`; divide its time by their number.
 
-    Results stay alive together, so every captured call writes memory of its own; so do the calls, since the graph reads
-    what they own. `prepare` replays once untimed:
-    the timed launch is then enqueued while the device still works, and the graph finds only its own tail in cache.
+    Results stay alive together, so every captured call writes memory of its own; so do the calls, since the graph
+    reads what they own. `prepare` replays once untimed: the timed launch is then enqueued while the device still
+    works, and the graph finds only its own tail in cache.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
