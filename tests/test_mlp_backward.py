@@ -154,6 +154,10 @@ def test_what_is_kept_for_backward(kernel, leaves):
     assert kept(lambda *t: eager(*t)[1], leaves) == 4 * ROWS * HIDDEN
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
+    reason="the compiler of torch 2.11 keeps them all the same",
+)
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
 def test_compiled_recompute_keeps_nothing_either(kernel, leaves, backend):
     torch._dynamo.reset()

@@ -15,6 +15,7 @@ from kernels import (
     replace_kernel_forward_from_hub,
     use_kernel_mapping,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3MLP
 
@@ -64,16 +65,32 @@ def kernelized_copy(model: Gemma3ForCausalLM, root: Path, device: str) -> Gemma3
         )
 
 
-def replaced(model: Gemma3ForCausalLM, kernel: ModuleType) -> tuple[int, int, str]:
-    """(blocks that run the kernel's code, blocks in all, the module that code is in).
+class _CalledLibraries(TorchDispatchMode):
+    """Collects the namespaces of all operators that are called: a kernel's is its package's name."""
 
-    A kernelized module carries the kernel's function as its `forward`; the function's module is the proof, since a
-    layer that was not replaced computes the same numbers.
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.namespace)
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def replaced(model: Gemma3ForCausalLM, kernel: ModuleType) -> tuple[int, int, str]:
+    """(blocks that call the kernel, blocks in all, the module that their forward is in).
+
+    Each is run once: a layer that was not replaced, or keeps its host's arithmetic, computes the same numbers.
     """
     blocks = [module for module in model.modules() if isinstance(module, Gemma3MLP)]
-    homes = [block.forward.__func__.__module__ for block in blocks]
-    ours = [home for home in homes if home.split(".")[0] == kernel.__name__]
-    return len(ours), len(blocks), ours[0] if ours else ""
+    homes = []
+    for block in blocks:
+        with _CalledLibraries() as called:
+            block(torch.zeros(1, 1, block.hidden_size, dtype=model.dtype, device=model.device))
+        if kernel.__name__ in called.names:
+            homes.append(block.forward.__func__.__module__)
+    return len(homes), len(blocks), homes[0] if homes else ""
 
 
 @dataclass(frozen=True)

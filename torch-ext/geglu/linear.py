@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 from .arguments import explained
-from .dispatch import ops
+from .dispatch import device_type, ops
 from .linear_autograd import CompiledLinearGELU, Linear, LinearGELU
 
 
@@ -34,7 +34,7 @@ def linear(
     """
     code = activation_code(activation)
     try:
-        kind = x.device.type
+        kind = device_type(x)
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             x, weight, bias = (cast_for_autocast(tensor, kind, dtype) for tensor in (x, weight, bias))

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import checks
 from .arguments import explained
-from .dispatch import ops
+from .dispatch import device_type, ops
 from .functional import is_tanh
 from .linear import cast_for_autocast, tf32_allowed
 from .mlp_autograd import GatedMLP, composed, gated
@@ -47,7 +47,7 @@ def linear_geglu(
     tanh = is_tanh(approximate)
     tensors = (x, gate_weight, up_weight, gate_bias, up_bias)
     try:
-        kind = x.device.type
+        kind = device_type(x)
         if torch.is_autocast_enabled(kind):
             tensors = _cast(tensors, kind)
         if _is_differentiated(tensors):
@@ -92,7 +92,7 @@ def geglu_mlp(
     tanh = is_tanh(approximate)
     tensors = (x, gate_weight, up_weight, down_weight, gate_bias, up_bias, down_bias)
     try:
-        kind = x.device.type
+        kind = device_type(x)
         if torch.is_autocast_enabled(kind):
             tensors = _cast(tensors, kind)
         if _is_differentiated(tensors):

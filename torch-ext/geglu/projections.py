@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from .activations import FUSED_DEVICES, FUSED_DTYPES, is_customized
+from .dispatch import device_type
 
 
 def part(module: nn.Module, name: str, *default: object) -> object:
@@ -46,7 +47,7 @@ def fusable(x: object, *parameters: torch.Tensor | None) -> bool:
     if type(x) is not torch.Tensor or x.layout is not torch.strided or x.dim() == 0:
         return False
     device, dtype = x.device, x.dtype
-    kind = device.type
+    kind = device_type(x)
     if kind not in FUSED_DEVICES or dtype not in FUSED_DTYPES:
         return False
     casts = torch.is_autocast_enabled(kind)
