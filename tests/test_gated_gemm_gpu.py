@@ -18,13 +18,20 @@ pytestmark = [
     ),
 ]
 
-CONFIGS = {f"gated_gemm:{tile_cols}x{cluster}" for tile_cols in (96, 80, 64) for cluster in (2, 1)}
+CONFIGS = {f"gated_gemm:{tile_cols}x{cluster}" for tile_cols in (112, 96, 80, 64) for cluster in (2, 1)}
 # Around a tile of 128 rows, a warp's 16, two tiles, the row from which on the kernel takes large weights as well.
 ROWS = (17, 64, 127, 128, 129, 257, 300, 449)
 # Around a tile of 64; then as many as make each configuration the best on 132 multiprocessors, one more, one less.
 COLS = (63, 64, 65, 6336, 8449, 10559, 10560, 10561, 12671, 12672, 12673)
 # Around a stage of 64, and more stages than the ring has.
 DEPTHS = (8, 64, 72, 200, 584)
+# The widest tiles are the best for few turns of many stages.
+DEEP = (
+    (384, 4928, 1696),
+    (379, 4927, 1696),
+    (256, 14_336, 3584),
+    (250, 14_335, 3576),
+)
 
 
 def chosen(ops, tensors) -> str:
@@ -53,9 +60,8 @@ def poisoned(kernel, tensors, approximate="tanh") -> torch.Tensor:
 @pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
 def test_tails_in_every_configuration(kernel, ops, cuda, dtype, approximate, with_bias):  # noqa: F811
     found = set()
-    for rows, cols, depth in itertools.product(ROWS, COLS, DEPTHS):
-        if cols > 65 and depth not in (72, 584):
-            continue
+    shallow = itertools.product(ROWS, COLS, DEPTHS)
+    for rows, cols, depth in (*DEEP, *(case for case in shallow if case[1] <= 65 or case[2] in (72, 584))):
         tensors = without_down(rows, depth, cols, dtype, cuda, with_bias)
         config = chosen(ops, tensors)
         assert config in CONFIGS
@@ -150,8 +156,18 @@ def test_more_than_two_to_the_31_results(kernel, ops, cuda):  # noqa: F811
 
 
 @pytest.mark.sanitize
-@pytest.mark.parametrize(("rows", "cols"), [(17, 64), (300, 97), (129, 264), (449, 6336), (384, 10_561)])
-@pytest.mark.parametrize("depth", (8, 456))
+@pytest.mark.parametrize(
+    ("rows", "cols", "depth"),
+    [
+        (17, 64, 8),
+        (300, 97, 456),
+        (129, 264, 8),
+        (449, 6336, 456),
+        (384, 10_561, 72),
+        (384, 4928, 1696),
+        (256, 14_336, 3584),
+    ],
+)
 def test_sanitize_gated_gemm(kernel, ops, cuda, rows, cols, depth):  # noqa: F811
     tensors = without_down(rows, depth, cols, torch.bfloat16, cuda)
     assert chosen(ops, tensors) in CONFIGS

@@ -68,6 +68,8 @@ template <typename T, bool kTanh>
 cudaError_t launch(const GatedProblem& problem, const GatedGemmConfig& config, int multiprocessors,
                    cudaStream_t stream) {
   switch (config.tile_cols) {
+    case 112:
+      return launch<T, kTanh, 112>(problem, config, multiprocessors, stream);
     case 96:
       return launch<T, kTanh, 96>(problem, config, multiprocessors, stream);
     case 80:

@@ -1,9 +1,9 @@
 // Both projections of the gated block and GeGLU as one kernel on Hopper, persistent and specialised by warpgroup.
 //
 // A block is one producer warp, which has the copy engine fill a ring of stages, and two consumer warpgroups that take
-// turns at the tiles: while one turns sums into results, the other has the tensor cores. Gate's rows and up's rows lie
-// one after the other in a stage, so one product covers both, and a thread's sum i (gate) and i + kSums / 2 (up) belong
-// to the same element of the result.
+// turns at the tiles: while one turns sums into results, the other has the tensor cores. (Of the widest tiles each
+// makes half of the rows: see kTurnCols.) Gate's rows and up's rows lie one after the other in a stage, so one product
+// covers both, and a thread's sum i (gate) and i + kSums / 2 (up) belong to the same element of the result.
 //
 //   producer                                   consumer warpgroup
 //   wait empty[s] <------ every warp, of all --- release: its products from the stage are done
@@ -25,7 +25,6 @@ namespace geglu::cuda::sm90 {
 constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kProducts = 2;  // of 64 rows each, that a consumer makes of a stage
 constexpr int kSharedLimit = 227 * 1024;
 constexpr int kTurnBarrier = 1;  // and the next one: a consumer's turn has come. 0 is __syncthreads().
 
@@ -89,6 +88,9 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = Storage<T, kTileCols>;
   static_assert(sizeof(Shared) <= kSharedLimit, "a block's shared memory");
+  constexpr bool kTurns = kTileCols <= kTurnCols;
+  constexpr int kProducts = kTurns ? 2 : 1;  // of 64 rows each, that a consumer makes of a stage
+  constexpr int kProductBytes = Shared::kXBytes / 2;
   static_assert(kTileCols % 8 == 0, "each weight's part of a stage is whole groups of the swizzle");
   using Ring = RingPosition<Shared::kStages>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
@@ -110,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
     prefetch_tensor_map(&arguments.destination.map);
     for (int stage = 0; stage < Shared::kStages; ++stage) {
       mbarrier_init(&shared.full[stage], 1);
-      mbarrier_init(&shared.empty[stage], 4 * cluster);
+      mbarrier_init(&shared.empty[stage], (kTurns ? 4 : 8) * cluster);
     }
     fence_mbarrier_init();
   }
@@ -158,34 +160,37 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
     };
 
     float sums[kProducts][kTileCols];
+    const auto pin_all = [&] {
+#pragma unroll
+      for (int product = 0; product < kProducts; ++product) pin_registers(sums[product]);
+    };
     Ring ring;
-    if (consumer == 1) ring.skip(depth_steps);
-    for (int tile = first_tile + consumer * tile_step; tile < order.count(); tile += 2 * tile_step) {
+    const int turn = kTurns ? consumer : 0;
+    if (turn == 1) ring.skip(depth_steps);
+    for (int tile = first_tile + turn * tile_step; tile < order.count(); tile += (kTurns ? 2 : 1) * tile_step) {
       // A barrier tells only odd from even rounds: nobody may wait for a stage that is two rounds ahead.
-      if (tile != first_tile) named_barrier_sync(kTurnBarrier + consumer, kConsumers * kWarpgroup);
+      if (kTurns && tile != first_tile) named_barrier_sync(kTurnBarrier + consumer, kConsumers * kWarpgroup);
       int before = 0;
       for (int step = 0; step < depth_steps; ++step, ring.advance()) {
         const int stage = ring.stage();
         mbarrier_wait(&shared.full[stage], ring.parity());
-        const uint64_t x = matrix_descriptor(shared_address(shared.x[stage]));
+        const uint64_t x = matrix_descriptor(shared_address(shared.x[stage]) + (kTurns ? 0 : consumer * kProductBytes));
         const uint64_t weights = matrix_descriptor(shared_address(shared.weights[stage]));
-        pin_registers(sums[0]);
-        pin_registers(sums[1]);
+        pin_all();
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < kTileDepth / 16; ++k) {
 #pragma unroll
           for (int product = 0; product < kProducts; ++product) {
-            constexpr uint64_t kNextRows = Shared::kXBytes / kProducts >> 4;
+            constexpr uint64_t kNextRows = kProductBytes >> 4;
             wgmma<T>(sums[product], x + product * kNextRows + k * kNextDepth, weights + k * kNextDepth, step + k > 0);
           }
         }
         wgmma_commit();
-        if (step == depth_steps - 1 && tile + tile_step < order.count()) {
+        if (kTurns && step == depth_steps - 1 && tile + tile_step < order.count()) {
           named_barrier_arrive(kTurnBarrier + 1 - consumer, kConsumers * kWarpgroup);
         }
-        pin_registers(sums[0]);
-        pin_registers(sums[1]);
+        pin_all();
         // The products of the stage before are done, while those of this one run.
         if (step > 0) {
           wgmma_wait<1>();
@@ -194,16 +199,15 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
         before = stage;
       }
       wgmma_wait<0>();
-      pin_registers(sums[0]);
-      pin_registers(sums[1]);
+      pin_all();
       release(before);
-      ring.skip(depth_steps);  // the other's tile
+      if (kTurns) ring.skip(depth_steps);  // the other's tile
 
       // Of the rows that are not there, shared memory has something or other, and so have their sums.
       const int2 place = order.at(tile);
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
-        const int row = product * (kTileRows / kProducts) + warp * kWarpRows;
+        const int row = (kTurns ? product : consumer) * (kTileRows / 2) + warp * kWarpRows;
         if (row < tile_rows) {
           store_tile<T, kTanh, kTileCols>(sums[product], staging, arguments.destination,
                                           (place.y * cluster + rank) * tile_rows + row, place.x * kTileCols);

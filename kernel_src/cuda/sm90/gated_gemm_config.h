@@ -17,7 +17,10 @@ constexpr int32_t kTileRows = 128;
 constexpr int32_t kTileDepth = 64;  // 128 bytes, the widest swizzle
 
 // Those the kernel is compiled for.
-constexpr int32_t kTileCols[] = {96, 80, 64};
+constexpr int32_t kTileCols[] = {112, 96, 80, 64};
+// Two consumers take turns at tiles of up to this many columns. A wider one has more sums than the registers of one
+// consumer hold: they make it together, half of the rows each, and nobody multiplies while they write results.
+constexpr int32_t kTurnCols = 96;
 constexpr int32_t kMaxCluster = 2;
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -31,9 +34,11 @@ struct GatedGemmCost {
 constexpr GatedGemmCost gated_gemm_cost(const GatedGemmConfig& config, int64_t rows, int64_t cols, int64_t depth,
                                         int32_t multiprocessors) {
   // A product of 64 rows by 8 columns, 16 deep, takes 4 cycles. The rest is fitted to measurements on an H200
-  // (docs/measured.md): what a stage of the ring and a kernel take beside, and the bytes that memory delivers a cycle.
+  // (docs/measured.md): what a stage of the ring, a kernel and a tile's results take beside, and the bytes that memory
+  // delivers a cycle.
   constexpr int64_t kStageCycles = 80;
   constexpr int64_t kKernelCycles = 6000;
+  constexpr int64_t kResultCycles = 4500;
   constexpr int64_t kBytesPerCycle = 1800;
   const int64_t steps = divide_up(depth, kTileDepth);
   const int64_t tiles_down = divide_up(rows, kTileRows * config.cluster);
@@ -42,7 +47,9 @@ constexpr GatedGemmCost gated_gemm_cost(const GatedGemmConfig& config, int64_t r
   const int64_t column_bytes = int64_t{4} * config.tile_cols * kTileDepth;  // of both weights, in one stage
   const auto turn = [&](int64_t count) {
     const int64_t columns = divide_up(count, std::min(tiles_down, int64_t{config.band}));
-    return steps * std::max<int64_t>(8 * config.tile_cols + kStageCycles, columns * column_bytes / kBytesPerCycle);
+    const int64_t results = config.tile_cols > kTurnCols ? kResultCycles : 0;
+    return steps * std::max<int64_t>(8 * config.tile_cols + kStageCycles, columns * column_bytes / kBytesPerCycle) +
+           results;
   };
   const int64_t last = tiles % slots;
   const int64_t cycles = tiles / slots * turn(slots) + (last > 0 ? turn(last) : 0) + kKernelCycles;
@@ -78,7 +85,7 @@ constexpr bool gated_gemm_pays(const GatedGemmConfig& config, int64_t rows, int6
   constexpr int64_t kSmallWeight = int64_t{1} << 23;
   if (rows <= kTileRows || rows >= 448 || cols * depth <= kSmallWeight) return true;
   const GatedGemmCost cost = gated_gemm_cost(config, rows, cols, depth, multiprocessors);
-  return rows > 192 && cost.cycles * 100 <= cost.least * 115;
+  return rows > 192 && cost.cycles * 100 <= cost.least * 121;
 }
 
 }  // namespace geglu::cuda::sm90

@@ -38,6 +38,37 @@ __device__ __forceinline__ void pin_registers(float (&sums)[kSums]) {
       "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define GEGLU_SUMS_32(i) GEGLU_SUMS_8(i), GEGLU_SUMS_8(i + 8), GEGLU_SUMS_8(i + 16), GEGLU_SUMS_8(i + 24)
 
+#define GEGLU_WGMMA_N224(type)                                                                  \
+  "{\n"                                                                                         \
+  ".reg .pred p;\n"                                                                             \
+  "setp.ne.b32 p, %114, 0;\n"                                                                   \
+  "wgmma.mma_async.sync.aligned.m64n224k16.f32." type "." type                                  \
+  " "                                                                                           \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
+  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
+  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, "  \
+  "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "  \
+  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, "    \
+  "%108, %109, %110, %111}, "                                                                   \
+  "%112, %113, p, 1, 1, 0, 0;\n"                                                                \
+  "}\n"
+
+template <typename T>
+__device__ __forceinline__ void wgmma(float (&sums)[112], uint64_t a, uint64_t b, int accumulate) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    asm volatile(GEGLU_WGMMA_N224("bf16")
+                 : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_32(64), GEGLU_SUMS_8(96), GEGLU_SUMS_8(104)
+                 : "l"(a), "l"(b), "r"(accumulate));
+  } else {
+    asm volatile(GEGLU_WGMMA_N224("f16")
+                 : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_32(64), GEGLU_SUMS_8(96), GEGLU_SUMS_8(104)
+                 : "l"(a), "l"(b), "r"(accumulate));
+  }
+}
+
+#undef GEGLU_WGMMA_N224
+
 #define GEGLU_WGMMA_N192(type)                                                                  \
   "{\n"                                                                                         \
   ".reg .pred p;\n"                                                                             \
