@@ -180,6 +180,20 @@ def test_the_activation_counts_as_it_is_now(kernel, device, x, calls):
     assert calls == ["none", "none", "tanh"]
 
 
+@pytest.mark.parametrize("where", PARTS)
+def test_an_attribute_of_the_class_hides_a_submodule(kernel, device, x, calls, where):
+    """Python looks there first: the host's own forward knows what it gets."""
+
+    class Shadowing(GatedMLP):
+        pass
+
+    hidden = GatedMLP(nn.SiLU()).to(device)
+    setattr(Shadowing, where, property(lambda self: getattr(hidden, where)))
+    host, layer = pair(kernel, Shadowing(), device)
+    torch.testing.assert_close(layer(x), host(x))
+    assert calls == []
+
+
 def test_autocast(kernel, device, x, calls):
     host, layer = pair(kernel, GatedMLP(), device)
     with torch.autocast(device.type, dtype=torch.bfloat16):

@@ -23,7 +23,10 @@ constexpr int kBlocks = 2;     // of a multiprocessor at least
 constexpr int kTileRows = 16;  // of a weight
 constexpr int kTileCols = 8;   // rows of x
 constexpr int kChunk = 32;     // k of one round: 8 of each of a row's four lanes
-constexpr int kRounds = 3;     // rounds whose loads are in flight together
+
+// Rounds whose loads are in flight together: as many bytes of one weight as of two.
+template <int kWeights>
+constexpr int kRoundsOf = 6 / kWeights;
 
 template <typename T>
 __device__ __forceinline__ void multiply_add(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
@@ -43,10 +46,11 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], uint32_t a0, uint3
 #endif
 }
 
-// 16 bytes of a weight, which no kernel writes while this one runs: by the read-only path, and not kept in L1.
+// 16 bytes of a weight, which no kernel writes while this one runs: by the read-only path, and not kept in L1. Memory
+// is asked for 128 bytes at a time, of which the lanes of a row take 64 in one round and the rest in the next.
 __device__ __forceinline__ uint4 load_weight(const void* address) {
   uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "l"(address));
   return value;
@@ -70,6 +74,7 @@ struct Skinny {
 template <typename T, int kWeights, int kTiles, bool kTanh>
 __global__ void __launch_bounds__(kSkinnyWarps* kLanes, kBlocks)
     skinny_kernel(const __grid_constant__ Skinny<T> problem) {
+  constexpr int kRounds = kRoundsOf<kWeights>;
   const int lane = threadIdx.x % kLanes;
   const int warp = threadIdx.x / kLanes;
   const int group = lane / 4;      // row of the tile, and that + 8; row of x
@@ -204,10 +209,11 @@ cudaError_t launch_typed(const GatedProblem& problem, cudaStream_t stream) {
 }  // namespace
 
 bool skinny_fits(const GatedProblem& problem, int device) {
-  // Beyond 8 rows the second tile of x costs what large weights hide no longer.
+  // Beyond 8 rows a second tile of x costs more than one large weight hides.
   constexpr int64_t kSmallWeight = int64_t{1} << 23;
+  const bool two_tiles_pay = problem.up != nullptr || problem.cols * problem.depth <= kSmallWeight;
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
-  if (problem.rows > (problem.cols * problem.depth <= kSmallWeight ? kSkinnyRows : kTileCols)) return false;
+  if (problem.rows > (two_tiles_pay ? kSkinnyRows : kTileCols)) return false;
   // Of one weight this large cuBLAS reads as fast, and it has more blocks to read with.
   constexpr int64_t kLargeWeight = int64_t{1} << 26;
   if (problem.up == nullptr && problem.cols * problem.depth > kLargeWeight) return false;

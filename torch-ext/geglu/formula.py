@@ -40,9 +40,9 @@ def recognizer(parts: frozenset[str], results: tuple[tuple, ...], also: frozense
     def is_computed_by(kind: type) -> bool:
         answer = known.get(kind)
         if answer is None:
-            answer = known[kind] = (
-                kind.__name__ in also or is_own(kind.forward) or _gives(kind.forward, parts, results)
-            )
+            gives = kind.__name__ in also or is_own(kind.forward) or _gives(kind.forward, parts, results)
+            # An attribute of the class hides a submodule of that name from its forward, and not from us.
+            answer = known[kind] = gives and not any(hasattr(kind, part) for part in parts)
         return answer
 
     # What torch.compiler.assume_constant_result does, without its import of the whole compiler (1 s) when this package
