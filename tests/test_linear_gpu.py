@@ -9,7 +9,7 @@ import torch
 from reference import ACTIVATIONS, HALVES
 from test_gpu import cuda, launched, need_memory  # noqa: F401  (cuda is a fixture)
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.native]
 
 ACTIVATION_CASES = pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
 

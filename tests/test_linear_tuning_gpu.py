@@ -9,7 +9,7 @@ from reference import ACTIVATIONS
 from test_gpu import cuda  # noqa: F401  (cuda is a fixture)
 from test_linear_gpu import ACTIVATION_CASES, problem, route
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.native]
 
 
 @ACTIVATION_CASES

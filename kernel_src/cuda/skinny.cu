@@ -209,14 +209,15 @@ cudaError_t launch_typed(const GatedProblem& problem, cudaStream_t stream) {
 }  // namespace
 
 bool skinny_fits(const GatedProblem& problem, int device) {
-  // Beyond 8 rows a second tile of x costs more than one large weight hides.
   constexpr int64_t kSmallWeight = int64_t{1} << 23;
-  const bool two_tiles_pay = problem.up != nullptr || problem.cols * problem.depth <= kSmallWeight;
+  constexpr int64_t kLargeWeight = int64_t{1} << 26;
+  const int64_t weight = problem.cols * problem.depth;
+  const bool one_large = problem.up == nullptr && weight > kLargeWeight;
+  // Beyond 8 rows a second tile of x costs what only a small weight or two large ones are worth.
+  const bool two_tiles_pay = weight <= kSmallWeight || weight > kLargeWeight;
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
   if (problem.rows > (two_tiles_pay ? kSkinnyRows : kTileCols)) return false;
-  // Of one weight this large cuBLAS reads as fast, and it has more blocks to read with.
-  constexpr int64_t kLargeWeight = int64_t{1} << 26;
-  if (problem.up == nullptr && problem.cols * problem.depth > kLargeWeight) return false;
+  if (one_large) return false;  // cuBLAS reads as fast, and has more blocks to read with
   if (problem.depth > (int64_t{1} << 30)) return false;
   uint64_t bits = reinterpret_cast<uint64_t>(problem.x) | reinterpret_cast<uint64_t>(problem.gate) |
                   reinterpret_cast<uint64_t>(problem.up);
