@@ -31,13 +31,13 @@ def calls(kernel, monkeypatch):
     """The forms of the whole blocks that layers compute in one call."""
     blocks = importlib.import_module(kernel.layers.gated_mlp.__module__)
     seen = []
-    real = blocks.geglu_mlp
+    real = blocks.block_without_gradients
 
-    def spy(*tensors, approximate):
+    def spy(tensors, approximate):
         seen.append(approximate)
-        return real(*tensors, approximate=approximate)
+        return real(tensors, approximate)
 
-    monkeypatch.setattr(blocks, "geglu_mlp", spy)
+    monkeypatch.setattr(blocks, "block_without_gradients", spy)
     return seen
 
 
@@ -192,6 +192,16 @@ def test_an_attribute_of_the_class_hides_a_submodule(kernel, device, x, calls, w
     host, layer = pair(kernel, Shadowing(), device)
     torch.testing.assert_close(layer(x), host(x))
     assert calls == []
+
+
+def test_transforms_and_meta_tensors(kernel, device, x):
+    """Forward mode and vmap pass through the one call; a tensor without memory does not reach it."""
+    host, layer = pair(kernel, GatedMLP(), device)
+    tangent = torch.randn_like(x)
+    for ours, theirs in zip(*(torch.func.jvp(f, (x,), (tangent,)) for f in (layer, host)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), torch.func.vmap(host)(x))
+    assert layer.to("meta")(x.to("meta")).shape == x.shape
 
 
 def test_autocast(kernel, device, x, calls):

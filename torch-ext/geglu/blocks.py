@@ -13,7 +13,7 @@ from torch import nn
 from .activations import FUSED_DEVICES, FUSED_DTYPES, gelu_form, gelu_tanh
 from .formula import INPUT, is_own, recognizer
 from .functional import geglu
-from .mlp import geglu_mlp
+from .mlp import block_without_gradients
 from .projections import fusable, part, plain_parameters
 
 # One name for every build: the package itself is called after its unique id.
@@ -42,9 +42,9 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     if form is None:
         return host_forward(module, x, _unfused, "its activation %r is not plain GELU", activation)
     if not torch.is_grad_enabled():
-        weights = _plain_parameters(module, x)
-        if weights is not None:
-            return geglu_mlp(x, *weights, approximate=form)
+        tensors = _plain_tensors(module, x)
+        if tensors is not None:
+            return block_without_gradients(tensors, form)
     gate = module.gate_proj(x)
     up = module.up_proj(x)
     if _fusable(gate, up):
@@ -52,15 +52,15 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return module.down_proj(activation(gate) * up)
 
 
-def _plain_parameters(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor | None, ...] | None:
-    """The weights of gate, up and down and their biases, if all three are plain projections and x fits them."""
+def _plain_tensors(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor | None, ...] | None:
+    """geglu_mlp's arguments, if all three projections are plain and x fits them."""
     gate = plain_parameters(part(module, "gate_proj"))
     up = plain_parameters(part(module, "up_proj"))
     down = plain_parameters(part(module, "down_proj"))
     if gate is None or up is None or down is None:
         return None
-    parameters = (gate[0], up[0], down[0], gate[1], up[1], down[1])
-    return parameters if fusable(x, *parameters) else None
+    tensors = (x, gate[0], up[0], down[0], gate[1], up[1], down[1])
+    return tensors if fusable(*tensors) else None
 
 
 def host_forward(module: nn.Module, x: torch.Tensor, own: Callable, reason: str, *parts: object) -> torch.Tensor:

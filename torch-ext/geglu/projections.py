@@ -30,24 +30,25 @@ def plain_parameters(projection: object) -> tuple[torch.Tensor, torch.Tensor | N
     if is_customized(projection):
         return None
     parameters = projection._parameters
-    if "weight" in parameters and "bias" in parameters:
+    try:
         weight, bias = parameters["weight"], parameters["bias"]
-    else:  # plain tensors took their place
+    except KeyError:  # plain tensors took their place
         weight, bias = projection.weight, projection.bias
-    if type(weight) not in _PLAIN or (bias is not None and type(bias) not in _PLAIN):
+    if not _is_plain(weight) or (bias is not None and not _is_plain(bias)):
         return None
     return (weight if is_linear else weight.t()), bias
 
 
-_PLAIN = frozenset((nn.Parameter, torch.Tensor))
+def _is_plain(tensor: object) -> bool:
+    kind = type(tensor)
+    return kind is nn.Parameter or kind is torch.Tensor
 
 
 def fusable(x: object, *parameters: torch.Tensor | None) -> bool:
     """Whether the fused operators take them; what they refuse is left to the host, and so are the host's errors."""
     if type(x) is not torch.Tensor or x.layout is not torch.strided or x.dim() == 0:
         return False
-    device, dtype = x.device, x.dtype
-    kind = device_type(x)
+    kind, dtype, index = device_type(x), x.dtype, x.get_device()
     if kind not in FUSED_DEVICES or dtype not in FUSED_DTYPES:
         return False
     casts = torch.is_autocast_enabled(kind)
@@ -56,6 +57,8 @@ def fusable(x: object, *parameters: torch.Tensor | None) -> bool:
             continue
         if tensor.dtype is not dtype and not (casts and tensor.dtype in FUSED_DTYPES):
             return False
-        if tensor.device != device or tensor.layout is not torch.strided:
+        if tensor.get_device() != index or tensor.layout is not torch.strided:
+            return False
+        if index < 0 and tensor.is_meta:  # which has no index either
             return False
     return True
