@@ -1,6 +1,7 @@
 """What only a GPU can show: huge tensors, streams, graphs, devices, launches, memory, alignment."""
 
 import itertools
+import threading
 
 import layouts
 import pytest
@@ -26,6 +27,31 @@ def need_memory(gib):
     free, _ = torch.cuda.mem_get_info()
     if free < gib * GIB:
         pytest.skip(f"{gib} GiB of free GPU memory are needed, {free / GIB:.0f} are there")
+
+
+def assert_threads_agree(run, cases, assert_same):
+    """Eight threads, each with its own stream and order of the cases: the results of one after the other."""
+    serial = [run(*case) for case in cases]
+    torch.cuda.synchronize()
+    failures = []
+
+    def work(number):
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for turn in range(4 * len(cases)):
+                    place = (turn * 7 + number * 5) % len(cases)
+                    results = run(*cases[place])
+                    torch.cuda.current_stream().synchronize()
+                    assert_same(results, serial[place])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
 
 
 def halves(*shape):

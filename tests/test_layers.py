@@ -8,6 +8,7 @@ import package
 import pytest
 import reference
 import torch
+from calls import Calls
 from hosts import MODELS
 from kernels import (
     KernelizeFallback,
@@ -18,7 +19,6 @@ from kernels import (
     use_kernel_mapping,
 )
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 LAYERS = ("GeGLUMLP", "LigerGEGLUMLP", "LigerTiledGEGLUMLP")
 LINEAR_LAYERS = ("GELUMLP", "GELUIntermediate", "GELUConv1DMLP")
@@ -59,17 +59,9 @@ def replaced(kernel, model):
 
 def kernel_calls(kernel, run):
     """How many of this build's operators a function calls: a replaced forward may still run the host's arithmetic."""
-
-    class Count(TorchDispatchMode):
-        calls = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.calls += func.namespace == kernel.__name__
-            return func(*args, **(kwargs or {}))
-
-    with Count() as count:
+    with Calls() as calls:
         run()
-    return count.calls
+    return sum(func.namespace == kernel.__name__ for func in calls.seen)
 
 
 def tokens(device):

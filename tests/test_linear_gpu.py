@@ -1,13 +1,12 @@
 """linear on a GPU: which route a call takes, alignment, graphs, streams and threads, memory, 64-bit sizes, tuning."""
 
 import itertools
-import threading
 
 import pytest
 import reference
 import torch
 from reference import ACTIVATIONS, HALVES
-from test_gpu import cuda, launched, need_memory  # noqa: F401  (cuda is a fixture)
+from test_gpu import assert_threads_agree, cuda, launched, need_memory  # noqa: F401  (cuda is a fixture)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native]
 
@@ -223,7 +222,7 @@ def test_runs_on_the_current_stream(kernel, cuda):  # noqa: F811
 
 
 def test_threads_and_streams(kernel, cuda):  # noqa: F811
-    """Eight threads, each with its own stream, over mixed shapes, types and activations: as one after the other."""
+    """Over mixed shapes, types and activations."""
     shapes = [(64, 128, 256), (1, 64, 512), (333, 72, 40), (128, 1024, 64)]
     cases = [
         (problem(*shape, dtype), activation)
@@ -237,28 +236,11 @@ def test_threads_and_streams(kernel, cuda):  # noqa: F811
         out = kernel.linear(*leaves, activation=activation)
         return out.detach(), *torch.autograd.grad(out, leaves, torch.ones_like(out))
 
-    serial = [run(*case) for case in cases]
-    torch.cuda.synchronize()
-    failures = []
+    def assert_same(results, expected):
+        for mine, theirs in zip(results, expected, strict=True):
+            reference.assert_same_bits(mine, theirs)
 
-    def work(number):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for turn in range(4 * len(cases)):
-                    place = (turn * 7 + number * 5) % len(cases)
-                    results = run(*cases[place])
-                    torch.cuda.current_stream().synchronize()
-                    for mine, theirs in zip(results, serial[place], strict=True):
-                        reference.assert_same_bits(mine, theirs)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    assert_threads_agree(run, cases, assert_same)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from calls import Calls
 from reference import DTYPES, FORMS
 from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -234,19 +235,10 @@ def test_opcheck(ops, device, lead, with_bias):
 
 def test_without_a_gradient_it_is_one_operator(kernel, ops, device):
     """The point of the function: the host goes there once."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    seen = []
-
-    class Record(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            seen.append(function)
-            return function(*arguments, **(keywords or {}))
-
     tensors = problem((4,), 8, 6, 4, torch.float32, device)
-    with Record():
+    with Calls() as calls:
         kernel.geglu_mlp(*tensors)
-    assert seen[0] is ops.geglu_mlp.default and ops.linear.default not in seen
+    assert calls.seen[0] is ops.geglu_mlp.default and ops.linear.default not in calls.seen
 
 
 def test_the_route_is_told(ops, device):

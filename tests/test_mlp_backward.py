@@ -5,9 +5,9 @@ import itertools
 import pytest
 import reference
 import torch
+from calls import Calls
 from reference import DTYPES, FORMS, HALVES
 from test_mlp import eager, gated, problem
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 FORM_CASES = pytest.mark.parametrize("approximate", FORMS)
@@ -103,16 +103,6 @@ def test_bias_gradients_are_summed_in_float32(kernel, device, dtype):
         assert torch.equal(leaf.grad, torch.full_like(leaf, rows * slope))
 
 
-class Record(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        self.seen.append(function)
-        return function(*arguments, **(keywords or {}))
-
-
 @RECOMPUTE_CASES
 def test_each_gradient_only_when_asked_for(kernel, ops, leaves, recompute):
     """Every subset of the arguments; frozen ones cost no product."""
@@ -122,16 +112,16 @@ def test_each_gradient_only_when_asked_for(kernel, ops, leaves, recompute):
             continue
         given = [t.detach().requires_grad_(need) for t, need in zip(leaves, needs, strict=True)]
         out = kernel.geglu_mlp(*given, recompute=recompute)
-        with Record() as record:
+        with Calls() as calls:
             out.sum().backward()
         for leaf, need, expected in zip(given, needs, everything, strict=True):
             assert (leaf.grad is not None) == need
             if need:
                 torch.testing.assert_close(leaf.grad, expected)
         through = any(needs[:3]) or any(needs[4:6])
-        assert record.seen.count(ops.geglu_backward.default) == through
-        assert record.seen.count(ops.geglu.default) == needs[3]
-        assert record.seen.count(ops.linear_backward.default) == 1 + 2 * through
+        assert calls.seen.count(ops.geglu_backward.default) == through
+        assert calls.seen.count(ops.geglu.default) == needs[3]
+        assert calls.seen.count(ops.linear_backward.default) == 1 + 2 * through
 
 
 def kept(function, leaves):

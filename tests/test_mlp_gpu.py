@@ -2,12 +2,11 @@
 
 import itertools
 import re
-import threading
 
 import pytest
 import torch
 from reference import FORMS, HALVES
-from test_gpu import cuda, launched, need_memory  # noqa: F401  (cuda is a fixture)
+from test_gpu import assert_threads_agree, cuda, launched, need_memory  # noqa: F401  (cuda is a fixture)
 from test_mlp import assert_no_worse, eager, gated, problem, truth
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native]
@@ -228,30 +227,14 @@ def test_more_than_two_to_the_31_projected_elements(kernel, ops, cuda):  # noqa:
 
 
 def test_threads_and_streams(kernel, cuda):  # noqa: F811
-    """Eight threads, each with its own stream, over both routes and packed halves: as one after the other."""
+    """Over both routes and packed halves."""
     cases = [problem((m,), 256, h, 64, dtype, cuda) for m in (1, 64, 333) for h in (72, 512) for dtype in HALVES]
     cases += [halves(case) for case in cases]
-    serial = [kernel.geglu_mlp(*case) for case in cases]
-    torch.cuda.synchronize()
-    failures = []
 
-    def work(number):
-        try:
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for turn in range(4 * len(cases)):
-                    place = (turn * 7 + number * 5) % len(cases)
-                    out = kernel.geglu_mlp(*cases[place])
-                    torch.cuda.current_stream().synchronize()
-                    assert torch.equal(out, serial[place])
-        except BaseException as error:
-            failures.append(error)
+    def assert_same(out, expected):
+        assert torch.equal(out, expected)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    assert_threads_agree(kernel.geglu_mlp, cases, assert_same)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

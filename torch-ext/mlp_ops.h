@@ -4,10 +4,9 @@
 //       a launch of the pointwise kernel on the device of `where`; the walk is not empty
 //   static std::string own_kernel(const LinearCall& gate, const LinearCall* up)
 //       the name of the one kernel that computes gelu(gate) * up, or gate's product if up is null; empty if none does
-//   static bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, bool after_own, const Tensor&
-//   out)
-//       runs it, or returns false if there is none; the result is not empty. after_own: the kernel before is another
-//       one
+//   static bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, bool after_own,
+//                              const Tensor& out)
+//       runs it, or returns false if there is none; the result is not empty. after_own: so was the kernel before
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -37,122 +37,47 @@ __device__ __forceinline__ void pin_registers(float (&sums)[kSums]) {
   "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
       "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define GEGLU_SUMS_32(i) GEGLU_SUMS_8(i), GEGLU_SUMS_8(i + 8), GEGLU_SUMS_8(i + 16), GEGLU_SUMS_8(i + 24)
+// The places of operands: GEGLU_TEN() is "%0, %1" to "%9", GEGLU_TEN(4) is "%40" to "%49", GEGLU_TO_59 all up to there.
+#define GEGLU_TEN(t) \
+  "%" #t "0, %" #t "1, %" #t "2, %" #t "3, %" #t "4, %" #t "5, %" #t "6, %" #t "7, %" #t "8, %" #t "9"
+#define GEGLU_MORE(t) ", " GEGLU_TEN(t)
+#define GEGLU_TO_59 GEGLU_TEN() GEGLU_MORE(1) GEGLU_MORE(2) GEGLU_MORE(3) GEGLU_MORE(4) GEGLU_MORE(5)
+#define GEGLU_TO_79 GEGLU_TO_59 GEGLU_MORE(6) GEGLU_MORE(7)
+#define GEGLU_TO_89 GEGLU_TO_79 GEGLU_MORE(8)
+#define GEGLU_TO_109 GEGLU_TO_89 GEGLU_MORE(9) GEGLU_MORE(10)
 
-#define GEGLU_WGMMA_N224(type)                                                                  \
-  "{\n"                                                                                         \
-  ".reg .pred p;\n"                                                                             \
-  "setp.ne.b32 p, %114, 0;\n"                                                                   \
-  "wgmma.mma_async.sync.aligned.m64n224k16.f32." type "." type                                  \
-  " "                                                                                           \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
-  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
-  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, "  \
-  "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "  \
-  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, "    \
-  "%108, %109, %110, %111}, "                                                                   \
-  "%112, %113, p, 1, 1, 0, 0;\n"                                                                \
+#define GEGLU_WGMMA(columns, results, place_of_a, place_of_b, place_of_accumulate, type)                              \
+  "{\n"                                                                                                               \
+  ".reg .pred p;\n"                                                                                                   \
+  "setp.ne.b32 p, " place_of_accumulate                                                                               \
+  ", 0;\n"                                                                                                            \
+  "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32." type "." type " {" results "}, " place_of_a ", " place_of_b \
+  ", p, 1, 1, 0, 0;\n"                                                                                                \
   "}\n"
 
-template <typename T>
-__device__ __forceinline__ void wgmma(float (&sums)[112], uint64_t a, uint64_t b, int accumulate) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(GEGLU_WGMMA_N224("bf16")
-                 : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_32(64), GEGLU_SUMS_8(96), GEGLU_SUMS_8(104)
-                 : "l"(a), "l"(b), "r"(accumulate));
-  } else {
-    asm volatile(GEGLU_WGMMA_N224("f16")
-                 : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_32(64), GEGLU_SUMS_8(96), GEGLU_SUMS_8(104)
-                 : "l"(a), "l"(b), "r"(accumulate));
+// The product with `columns` columns of B, whose `count` sums the remaining arguments name. The operands' places in the
+// instruction: the sums', in `results`, then those of the other three.
+#define GEGLU_DEFINE_WGMMA(columns, count, results, place_of_a, place_of_b, place_of_accumulate, ...)   \
+  template <typename T>                                                                                 \
+  __device__ __forceinline__ void wgmma(float (&sums)[count], uint64_t a, uint64_t b, int accumulate) { \
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {                                                   \
+      asm volatile(GEGLU_WGMMA(columns, results, place_of_a, place_of_b, place_of_accumulate, "bf16")   \
+                   : __VA_ARGS__                                                                        \
+                   : "l"(a), "l"(b), "r"(accumulate));                                                  \
+    } else {                                                                                            \
+      asm volatile(GEGLU_WGMMA(columns, results, place_of_a, place_of_b, place_of_accumulate, "f16")    \
+                   : __VA_ARGS__                                                                        \
+                   : "l"(a), "l"(b), "r"(accumulate));                                                  \
+    }                                                                                                   \
   }
-}
 
-#undef GEGLU_WGMMA_N224
-
-#define GEGLU_WGMMA_N192(type)                                                                  \
-  "{\n"                                                                                         \
-  ".reg .pred p;\n"                                                                             \
-  "setp.ne.b32 p, %98, 0;\n"                                                                    \
-  "wgmma.mma_async.sync.aligned.m64n192k16.f32." type "." type                                  \
-  " "                                                                                           \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
-  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
-  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, "  \
-  "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "  \
-  "%92, %93, %94, %95}, "                                                                       \
-  "%96, %97, p, 1, 1, 0, 0;\n"                                                                  \
-  "}\n"
-
-template <typename T>
-__device__ __forceinline__ void wgmma(float (&sums)[96], uint64_t a, uint64_t b, int accumulate) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(GEGLU_WGMMA_N192("bf16")
-                 : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_32(64)
-                 : "l"(a), "l"(b), "r"(accumulate));
-  } else {
-    asm volatile(GEGLU_WGMMA_N192("f16")
-                 : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_32(64)
-                 : "l"(a), "l"(b), "r"(accumulate));
-  }
-}
-
-#undef GEGLU_WGMMA_N192
-
-#define GEGLU_WGMMA_N160(type)                                                                  \
-  "{\n"                                                                                         \
-  ".reg .pred p;\n"                                                                             \
-  "setp.ne.b32 p, %82, 0;\n"                                                                    \
-  "wgmma.mma_async.sync.aligned.m64n160k16.f32." type "." type                                  \
-  " "                                                                                           \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
-  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
-  "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, "  \
-  "%74, %75, %76, %77, %78, %79}, "                                                             \
-  "%80, %81, p, 1, 1, 0, 0;\n"                                                                  \
-  "}\n"
-
-template <typename T>
-__device__ __forceinline__ void wgmma(float (&sums)[80], uint64_t a, uint64_t b, int accumulate) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(GEGLU_WGMMA_N160("bf16")
-                 : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_8(64), GEGLU_SUMS_8(72)
-                 : "l"(a), "l"(b), "r"(accumulate));
-  } else {
-    asm volatile(GEGLU_WGMMA_N160("f16")
-                 : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_8(64), GEGLU_SUMS_8(72)
-                 : "l"(a), "l"(b), "r"(accumulate));
-  }
-}
-
-#undef GEGLU_WGMMA_N160
-
-#define GEGLU_WGMMA_N128(type)                                                                  \
-  "{\n"                                                                                         \
-  ".reg .pred p;\n"                                                                             \
-  "setp.ne.b32 p, %66, 0;\n"                                                                    \
-  "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                  \
-  " "                                                                                           \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "  \
-  "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "  \
-  "%56, %57, %58, %59, %60, %61, %62, %63}, "                                                   \
-  "%64, %65, p, 1, 1, 0, 0;\n"                                                                  \
-  "}\n"
-
-template <typename T>
-__device__ __forceinline__ void wgmma(float (&sums)[64], uint64_t a, uint64_t b, int accumulate) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    asm volatile(GEGLU_WGMMA_N128("bf16") : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32) : "l"(a), "l"(b), "r"(accumulate));
-  } else {
-    asm volatile(GEGLU_WGMMA_N128("f16") : GEGLU_SUMS_32(0), GEGLU_SUMS_32(32) : "l"(a), "l"(b), "r"(accumulate));
-  }
-}
-
-#undef GEGLU_WGMMA_N128
-
-#undef GEGLU_SUMS_32
-#undef GEGLU_SUMS_8
+GEGLU_DEFINE_WGMMA(224, 112, GEGLU_TO_109 ", %110, %111", "%112", "%113", "%114", GEGLU_SUMS_32(0), GEGLU_SUMS_32(32),
+                   GEGLU_SUMS_32(64), GEGLU_SUMS_8(96), GEGLU_SUMS_8(104))
+GEGLU_DEFINE_WGMMA(192, 96, GEGLU_TO_89 ", %90, %91, %92, %93, %94, %95", "%96", "%97", "%98", GEGLU_SUMS_32(0),
+                   GEGLU_SUMS_32(32), GEGLU_SUMS_32(64))
+GEGLU_DEFINE_WGMMA(160, 80, GEGLU_TO_79, "%80", "%81", "%82", GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_8(64),
+                   GEGLU_SUMS_8(72))
+GEGLU_DEFINE_WGMMA(128, 64, GEGLU_TO_59 ", %60, %61, %62, %63", "%64", "%65", "%66", GEGLU_SUMS_32(0),
+                   GEGLU_SUMS_32(32))
 
 }  // namespace geglu::cuda::sm90

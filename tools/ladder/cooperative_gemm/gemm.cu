@@ -2,7 +2,7 @@
 #include "gemm.h"
 #include "gemm_kernel.cuh"
 
-namespace geglu::cuda::sm90 {
+namespace geglu::cuda::sm90::cooperative {
 namespace {
 
 bool aligned(const void* pointer, int64_t pitch) {
@@ -29,15 +29,15 @@ cudaError_t launch(const GemmProblem& problem, const GemmConfig& config, int mul
                              kWeightRows / 2, kTileDepth);
   }
   if (status == cudaSuccess && aligned_out) {
-    status = make_tensor_map(&arguments.out, problem.dtype, problem.out, problem.rows, problem.cols, problem.cols,
-                             kWarpRows, Staging<T, kTileCols>::kCols);
+    status = make_tensor_map(&arguments.destination.map, problem.dtype, problem.out, problem.rows, problem.cols,
+                             problem.cols, kWarpRows, Staging<T, kTileCols>::kCols);
   }
   if (status != cudaSuccess) return status;
-  arguments.unaligned_out = aligned_out ? nullptr : problem.out;
-  arguments.bias[0] = problem.gate_bias;
-  arguments.bias[1] = problem.up_bias;
-  arguments.rows = static_cast<int32_t>(problem.rows);
-  arguments.cols = static_cast<int32_t>(problem.cols);
+  arguments.destination.unaligned = aligned_out ? nullptr : problem.out;
+  arguments.destination.bias[0] = problem.gate_bias;
+  arguments.destination.bias[1] = problem.up_bias;
+  arguments.destination.rows = static_cast<int32_t>(problem.rows);
+  arguments.destination.cols = static_cast<int32_t>(problem.cols);
   arguments.depth_steps = static_cast<int32_t>(divide_up(problem.depth, kTileDepth));
   arguments.order = {static_cast<int32_t>(divide_up(problem.rows, kTileRows * config.cluster)),
                      static_cast<int32_t>(divide_up(problem.cols, kTileCols)), config.band};
@@ -126,4 +126,4 @@ cudaError_t launch_gemm(const GemmProblem& problem, const GemmConfig& config, cu
   return status;
 }
 
-}  // namespace geglu::cuda::sm90
+}  // namespace geglu::cuda::sm90::cooperative

@@ -8,7 +8,7 @@
 #include "common/linear.h"
 #include "gemm_config.h"
 
-namespace geglu::cuda::sm90 {
+namespace geglu::cuda::sm90::cooperative {
 
 // out (rows, cols) = gelu(x @ gate.T + gate_bias) * (x @ up.T + up_bias), or activation(x @ gate.T + gate_bias) if up
 // is null. x is (rows, depth), gate and up are (cols, depth); biases may be null. Pitches are distances of rows, in
@@ -39,4 +39,4 @@ const char* gemm_rejects(const GemmProblem& problem);
 // cudaErrorInvalidValue if gemm_config_rejects(config).
 cudaError_t launch_gemm(const GemmProblem& problem, const GemmConfig& config, cudaStream_t stream);
 
-}  // namespace geglu::cuda::sm90
+}  // namespace geglu::cuda::sm90::cooperative

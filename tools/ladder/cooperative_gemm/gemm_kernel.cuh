@@ -13,47 +13,20 @@
 // the other has the tensor cores to itself.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include "cuda/dependent_launch.cuh"
-#include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/swizzle.cuh"
+#include "cuda/sm90/gated_gemm.cuh"
 #include "epilogue.cuh"
 #include "gemm_config.h"
 #include "wgmma.cuh"
 
-namespace geglu::cuda::sm90 {
+namespace geglu::cuda::sm90::cooperative {
 
-constexpr int kWarpgroup = 128;
-constexpr int kConsumers = 2;
-constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kSharedLimit = 227 * 1024;
 constexpr int kStaggerBarrier = 1;  // 0 is __syncthreads()
-
-// Tile t of a cluster: bands of `band` clusters' rows, within a band column by column.
-struct TileOrder {
-  int32_t tiles_down;
-  int32_t tiles_across;
-  int32_t band;
-
-  __device__ __forceinline__ int32_t count() const { return tiles_down * tiles_across; }
-  __device__ __forceinline__ int2 at(int32_t tile) const {
-    const int32_t first = tile / (band * tiles_across) * band;
-    const int32_t within = tile - first * tiles_across;
-    const int32_t height = min(band, tiles_down - first);
-    return {within / height, first + within % height};
-  }
-};
 
 struct GemmArguments {
   CUtensorMap x;          // (rows, depth)
   CUtensorMap weight[2];  // gate and up; the same one twice without up
-  CUtensorMap out;
-  void* unaligned_out;
-  const void* bias[2];
+  Destination destination;
   TileOrder order;
-  int32_t rows;
-  int32_t cols;
   int32_t depth_steps;
   int32_t stagger;
 };
@@ -115,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     prefetch_tensor_map(&arguments.x);
     prefetch_tensor_map(&arguments.weight[0]);
     prefetch_tensor_map(&arguments.weight[1]);
-    prefetch_tensor_map(&arguments.out);
+    prefetch_tensor_map(&arguments.destination.map);
     for (int stage = 0; stage < Storage::kStages; ++stage) {
       mbarrier_init(&storage.full[stage], 1);
       mbarrier_init(&storage.empty[stage], kConsumers * 4 * cluster);
@@ -161,11 +134,6 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
     const int consumer = warpgroup - 1;
     const int warp = threadIdx.x / 32 % 4;
     char* staging = storage.staging[consumer * 4 + warp];
-    const Destination destination = {&arguments.out,
-                                     arguments.unaligned_out,
-                                     {arguments.bias[0], arguments.bias[1]},
-                                     arguments.rows,
-                                     arguments.cols};
     const auto release = [&](int stage) {
       if (lane < cluster) mbarrier_arrive_at(&storage.empty[stage], lane);
     };
@@ -204,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
       release(ring.stage == 0 ? Storage::kStages - 1 : ring.stage - 1);
 
       const int row = (place.y * cluster + rank) * kTileRows + consumer * 64 + warp * kWarpRows;
-      store_tile<T, Combine, kTileCols>(sums, staging, destination, row, place.x * kTileCols);
+      store_tile<T, Combine, kTileCols>(sums, staging, arguments.destination, row, place.x * kTileCols);
     }
     if (lane == 0) wait_stores_read<0>();
     __syncwarp();
@@ -214,4 +182,4 @@ __global__ void __launch_bounds__(kThreads, 1) gemm_kernel(const __grid_constant
 #endif
 }
 
-}  // namespace geglu::cuda::sm90
+}  // namespace geglu::cuda::sm90::cooperative
