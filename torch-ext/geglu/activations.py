@@ -37,7 +37,7 @@ def gelu_form(activation: object) -> str | None:
         return "none"
     if activation is gelu_tanh:
         return "tanh"
-    if not isinstance(activation, nn.Module) or is_customized(activation):
+    if not isinstance(activation, nn.Module) or not is_plain(activation):
         return None
     kind = type(activation)
     if kind is nn.GELU:
@@ -47,17 +47,15 @@ def gelu_form(activation: object) -> str | None:
     return None
 
 
-def is_customized(module: nn.Module) -> bool:
-    """Whether calling the module does more than its class's forward.
+def is_plain(module: nn.Module) -> bool:
+    """Whether calling the module does no more than its class's forward.
 
     kernelize binds a class's own forward to each module that it leaves alone, Gemma's activation among them. That
     changes nothing.
     """
     state = module.__dict__
-    forward = state.get("forward")
-    return bool(
-        (forward is not None and not _is_own_method(forward, module))
-        or state["_forward_hooks"]
+    return not (
+        state["_forward_hooks"]
         or state["_forward_pre_hooks"]
         or state["_backward_hooks"]
         or state["_backward_pre_hooks"]
@@ -65,6 +63,7 @@ def is_customized(module: nn.Module) -> bool:
         or _global_forward_pre_hooks
         or _global_backward_hooks
         or _global_backward_pre_hooks
+        or ("forward" in state and not _is_own_method(state["forward"], module))
     )
 
 

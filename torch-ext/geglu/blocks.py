@@ -14,7 +14,7 @@ from .activations import FUSED_DEVICES, FUSED_DTYPES, gelu_form, gelu_tanh
 from .formula import INPUT, is_own, recognizer
 from .functional import geglu
 from .mlp import block_without_gradients
-from .projections import fusable, part, plain_parameters
+from .projections import fusable, plain_parameters
 
 # One name for every build: the package itself is called after its unique id.
 logger = logging.getLogger("geglu")
@@ -37,7 +37,9 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     kind = type(module)
     if not _is_plain_gated_mlp(kind):
         return host_forward(module, x, _unfused, "its forward is not down_proj(act_fn(gate_proj(x)) * up_proj(x))")
-    activation = part(module, "act_fn", gelu_tanh if kind.__name__ in _LIGER_BLOCKS else None)
+    activation = module._modules.get("act_fn")
+    if activation is None:
+        activation = getattr(module, "act_fn", gelu_tanh if kind.__name__ in _LIGER_BLOCKS else None)
     form = gelu_form(activation)
     if form is None:
         return host_forward(module, x, _unfused, "its activation %r is not plain GELU", activation)
@@ -54,9 +56,10 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def _plain_tensors(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor | None, ...] | None:
     """geglu_mlp's arguments, if all three projections are plain and x fits them."""
-    gate = plain_parameters(part(module, "gate_proj"))
-    up = plain_parameters(part(module, "up_proj"))
-    down = plain_parameters(part(module, "down_proj"))
+    projections = module._modules
+    gate = plain_parameters(projections.get("gate_proj"))
+    up = plain_parameters(projections.get("up_proj"))
+    down = plain_parameters(projections.get("down_proj"))
     if gate is None or up is None or down is None:
         return None
     tensors = (x, gate[0], up[0], down[0], gate[1], up[1], down[1])

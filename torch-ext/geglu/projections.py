@@ -7,14 +7,10 @@ keeps its parts, where getattr would search them one after the other.
 import torch
 from torch import nn
 
-from .activations import FUSED_DEVICES, FUSED_DTYPES, is_customized
+from .activations import FUSED_DEVICES, FUSED_DTYPES, is_plain
 from .dispatch import device_type
 
-
-def part(module: nn.Module, name: str, *default: object) -> object:
-    """getattr(module, name, *default), fast for a submodule."""
-    found = module._modules.get(name)
-    return getattr(module, name, *default) if found is None else found
+_PLAIN_TENSORS = frozenset((torch.Tensor, nn.Parameter))
 
 
 def plain_parameters(projection: object) -> tuple[torch.Tensor, torch.Tensor | None] | None:
@@ -27,21 +23,16 @@ def plain_parameters(projection: object) -> tuple[torch.Tensor, torch.Tensor | N
     is_linear = kind is nn.Linear
     if not is_linear and (kind.__name__ != "Conv1D" or kind.__module__ != "transformers.pytorch_utils"):
         return None
-    if is_customized(projection):
+    if not is_plain(projection):
         return None
     parameters = projection._parameters
     try:
         weight, bias = parameters["weight"], parameters["bias"]
     except KeyError:  # plain tensors took their place
         weight, bias = projection.weight, projection.bias
-    if not _is_plain(weight) or (bias is not None and not _is_plain(bias)):
+    if type(weight) not in _PLAIN_TENSORS or (bias is not None and type(bias) not in _PLAIN_TENSORS):
         return None
     return (weight if is_linear else weight.t()), bias
-
-
-def _is_plain(tensor: object) -> bool:
-    kind = type(tensor)
-    return kind is nn.Parameter or kind is torch.Tensor
 
 
 def fusable(x: object, *parameters: torch.Tensor | None) -> bool:
@@ -51,11 +42,10 @@ def fusable(x: object, *parameters: torch.Tensor | None) -> bool:
     kind, dtype, index = device_type(x), x.dtype, x.get_device()
     if kind not in FUSED_DEVICES or dtype not in FUSED_DTYPES:
         return False
-    casts = torch.is_autocast_enabled(kind)
     for tensor in parameters:
         if tensor is None:
             continue
-        if tensor.dtype is not dtype and not (casts and tensor.dtype in FUSED_DTYPES):
+        if tensor.dtype is not dtype and not (tensor.dtype in FUSED_DTYPES and torch.is_autocast_enabled(kind)):
             return False
         if tensor.get_device() != index or tensor.layout is not torch.strided:
             return False
