@@ -14,7 +14,7 @@ from .activations import FUSED_DEVICES, FUSED_DTYPES, gelu_form, gelu_tanh
 from .formula import INPUT, is_own, recognizer
 from .functional import geglu
 from .mlp import block_without_gradients
-from .projections import fusable, plain_parameters
+from .projections import plain_parameters
 
 # One name for every build: the package itself is called after its unique id.
 logger = logging.getLogger("geglu")
@@ -43,10 +43,11 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     form = gelu_form(activation)
     if form is None:
         return host_forward(module, x, _unfused, "its activation %r is not plain GELU", activation)
-    if not torch.is_grad_enabled():
-        tensors = _plain_tensors(module, x)
-        if tensors is not None:
-            return block_without_gradients(tensors, form)
+    if type(x) is torch.Tensor and not torch.is_grad_enabled():
+        parameters = _plain_parameters(module)
+        out = None if parameters is None else block_without_gradients(x, parameters, form)
+        if out is not None:
+            return out
     gate = module.gate_proj(x)
     up = module.up_proj(x)
     if _fusable(gate, up):
@@ -54,16 +55,15 @@ def gated_mlp(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return module.down_proj(activation(gate) * up)
 
 
-def _plain_tensors(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor | None, ...] | None:
-    """geglu_mlp's arguments, if all three projections are plain and x fits them."""
+def _plain_parameters(module: nn.Module) -> tuple[torch.Tensor | None, ...] | None:
+    """geglu_mlp's weights and biases, if all three projections are plain."""
     projections = module._modules
     gate = plain_parameters(projections.get("gate_proj"))
     up = plain_parameters(projections.get("up_proj"))
     down = plain_parameters(projections.get("down_proj"))
     if gate is None or up is None or down is None:
         return None
-    tensors = (x, gate[0], up[0], down[0], gate[1], up[1], down[1])
-    return tensors if fusable(*tensors) else None
+    return gate[0], up[0], down[0], gate[1], up[1], down[1]
 
 
 def host_forward(module: nn.Module, x: torch.Tensor, own: Callable, reason: str, *parts: object) -> torch.Tensor:
