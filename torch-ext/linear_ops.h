@@ -143,36 +143,33 @@ inline Activation checked_activation(const char* op, int64_t activation) {
   return static_cast<Activation>(activation);
 }
 
-// What the caller calls the arguments of a linear layer.
-struct LinearNames {
-  const char* x = "x";
-  const char* weight = "weight";
-  const char* bias = "bias";
-};
-
-inline LinearCall check_linear(const char* op, const Tensor& x_tensor, const Tensor& weight_tensor,
-                               const std::optional<Tensor>& bias_tensor, int64_t activation, bool allow_tf32,
-                               const LinearNames& names = {}) {
-  const Arg x(op, names.x, x_tensor);
-  const Arg weight(op, names.weight, weight_tensor);
+// bias_name is what the caller calls the bias.
+inline LinearCall check_linear(const Arg& x, const Arg& weight, const std::optional<Tensor>& bias_tensor,
+                               const char* bias_name, int64_t activation, bool allow_tf32) {
   checks::check_device(weight, x);
   const DType dtype = check_first(x);
   checks::check_dtype(weight, x);
   if (weight.dim() != 2 || weight.sizes[1] != x.last_size()) {
-    checks::fail(weight.label() + " must have shape [N, " + std::to_string(x.last_size()) + "] for " + names.x +
+    checks::fail(weight.label() + " must have shape [N, " + std::to_string(x.last_size()) + "] for " + x.name +
                  " of shape " + checks::to_string(x.sizes) + ", but has " + checks::to_string(weight.sizes));
   }
   if (bias_tensor) {
-    const Arg bias(op, names.bias, *bias_tensor);
+    const Arg bias(x.op, bias_name, *bias_tensor);
     checks::check_device(bias, x);
     checks::check_dtype(bias, x);
     if (bias.dim() != 1 || bias.sizes[0] != weight.sizes[0]) {
-      checks::fail(bias.label() + " must have shape [" + std::to_string(weight.sizes[0]) + "] for " + names.weight +
+      checks::fail(bias.label() + " must have shape [" + std::to_string(weight.sizes[0]) + "] for " + weight.name +
                    " of shape " + checks::to_string(weight.sizes) + ", but has " + checks::to_string(bias.sizes));
     }
   }
-  return {x_tensor,   weight_tensor,         pointer_to(bias_tensor), dtype,        checked_activation(op, activation),
-          allow_tf32, leading_size(x.sizes), weight.sizes[0],         x.last_size()};
+  return {
+      x.tensor,   weight.tensor,         pointer_to(bias_tensor), dtype,        checked_activation(x.op, activation),
+      allow_tf32, leading_size(x.sizes), weight.sizes[0],         x.last_size()};
+}
+
+inline LinearCall check_linear(const char* op, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                               int64_t activation, bool allow_tf32) {
+  return check_linear(Arg(op, "x", x), Arg(op, "weight", weight), bias, "bias", activation, allow_tf32);
 }
 
 // Computes out, and pre if not null.

@@ -33,28 +33,32 @@ namespace detail {
 
 // Whether rows of two weights lie on each other. Halves of one packed weight do not, whichever way they are packed, and
 // one tensor may be both weights.
-inline bool overlap(const Tensor& first, const Tensor& second, DType dtype) {
-  if (first.numel() == 0 || first.data_ptr() == second.data_ptr()) return false;
+inline bool overlap(const Arg& first, const Arg& second, DType dtype) {
+  const auto* const a = static_cast<const char*>(first.tensor.data_ptr());
+  const auto* const b = static_cast<const char*>(second.tensor.data_ptr());
+  const int64_t rows = first.sizes[0];
+  const int64_t width = first.sizes[1];
+  if (rows == 0 || width == 0 || a == b) return false;
   const int64_t size = element_size(dtype);
-  const int64_t pitch = first.stride(0);
-  const int64_t width = first.size(1);
-  if (first.stride(1) != 1 || second.stride(1) != 1 || second.stride(0) != pitch || pitch < width) return false;
-  const auto* const a = static_cast<const char*>(first.data_ptr());
-  const auto* const b = static_cast<const char*>(second.data_ptr());
-  const int64_t reach = ((first.size(0) - 1) * pitch + width) * size;
+  const int64_t pitch = first.strides[0];
+  if (first.strides[1] != 1 || second.strides[1] != 1 || second.strides[0] != pitch || pitch < width) return false;
+  const int64_t reach = ((rows - 1) * pitch + width) * size;
   if (b + reach <= a || a + reach <= b) return false;
   const int64_t column = ((((b - a) / size) % pitch) + pitch) % pitch;
   return column < width || column + width > pitch;
 }
 
-inline GatedCall check_gated(const char* op, const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
+inline GatedCall check_gated(const char* op, const Tensor& x_tensor, const Tensor& gate_weight, const Tensor& up_weight,
                              const std::optional<Tensor>& gate_bias, const std::optional<Tensor>& up_bias, bool tanh,
                              bool allow_tf32) {
-  const GatedCall call{check_linear(op, x, gate_weight, gate_bias, 0, allow_tf32, {"x", "gate_weight", "gate_bias"}),
-                       check_linear(op, x, up_weight, up_bias, 0, allow_tf32, {"x", "up_weight", "up_bias"}), tanh};
-  checks::check_shape(Arg(op, "up_weight", up_weight), Arg(op, "gate_weight", gate_weight));
-  if (overlap(gate_weight, up_weight, call.gate.dtype)) {
-    checks::fail(std::string(op) + ": up_weight must not overlap gate_weight, whose rows it shares only in part");
+  const Arg x(op, "x", x_tensor);
+  const Arg gate(op, "gate_weight", gate_weight);
+  const Arg up(op, "up_weight", up_weight);
+  const GatedCall call{check_linear(x, gate, gate_bias, "gate_bias", 0, allow_tf32),
+                       check_linear(x, up, up_bias, "up_bias", 0, allow_tf32), tanh};
+  checks::check_shape(up, gate);
+  if (overlap(gate, up, call.gate.dtype)) {
+    checks::fail(up.label() + " must not overlap gate_weight, whose rows it shares only in part");
   }
   return call;
 }
@@ -167,8 +171,8 @@ struct Block {
         const std::optional<Tensor>& down_bias, bool tanh, bool allow_tf32)
       : gated(check_gated(op, x, gate_weight, up_weight, gate_bias, up_bias, tanh, allow_tf32)),
         hidden(empty_contiguous(x, with_last_size(x.sizes(), gated.gate.cols))),
-        down(check_linear(op, hidden, down_weight, down_bias, 0, allow_tf32,
-                          {"gelu(gate) * up", "down_weight", "down_bias"})),
+        down(check_linear(Arg(op, "gelu(gate) * up", hidden), Arg(op, "down_weight", down_weight), down_bias,
+                          "down_bias", 0, allow_tf32)),
         out(empty_contiguous(x, with_last_size(x.sizes(), down.cols))) {}
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
