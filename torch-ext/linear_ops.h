@@ -98,11 +98,19 @@ inline std::optional<Matrix> as_matrix(const Tensor& tensor) {
   return Matrix{tensor.data_ptr(), rows, sizes[last], row_stride, strides[last]};
 }
 
-// (..., C) as a tensor (rows, C).
+// (..., C) as a tensor (rows, C): where it is a matrix, without a call of torch's dispatcher.
 inline Tensor as_rows(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   if (sizes.size() == 2) return tensor;
-  return torch::stable::reshape(tensor, std::vector<int64_t>{leading_size(sizes), sizes[sizes.size() - 1]});
+  const std::optional<Matrix> matrix = as_matrix(tensor);
+  if (!matrix) {
+    return torch::stable::reshape(tensor, std::vector<int64_t>{leading_size(sizes), sizes[sizes.size() - 1]});
+  }
+  const std::array<int64_t, 2> shape{matrix->rows, matrix->cols};
+  const std::array<int64_t, 2> strides{matrix->rows == 1 ? matrix->cols : matrix->row_stride, matrix->col_stride};
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), 2, shape.data(), strides.data(), 0, &handle));
+  return Tensor(handle);
 }
 
 // Gradients are not torch's business while it lives: operators with `out` refuse arguments that require one.
