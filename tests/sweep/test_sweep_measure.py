@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tools.sweep import environment, reference, run, suites, timing
+from tools.sweep import ceilings, environment, reference, run, suites, timing
 from tools.sweep.__main__ import parse
 from tools.sweep.measure import Lab, measure
-from tools.sweep.model import Case
+from tools.sweep.model import Case, Ceilings
 from tools.sweep.providers import (
     COMPILE,
     EAGER,
@@ -73,7 +73,11 @@ WRONG_FORWARDS = {
 
 
 def lab(**changes):
-    return Lab(torch.device("cpu"), Peers(stand_in(**changes), compile=False, liger_note="not here"), budget=0.0)
+    return Lab(
+        torch.device("cpu"),
+        Peers(stand_in(**changes), compile=False, liger_note="not here"),
+        budget=0.0,
+    )
 
 
 def test_a_right_provider_is_timed():
@@ -140,6 +144,36 @@ def test_every_way_to_the_gated_block_is_timed_or_fails(form):
     peers = Peers(stand_in(geglu_mlp=wrong, layers=SimpleNamespace(GeGLUMLP=Swapped)), compile=False)
     status = {row.provider: row.status for row in measure(case, Lab(torch.device("cpu"), peers, budget=0.0))}
     assert [status[name] for name in names] == ["FAILED"] * 3 + ["ok", "n/a"]
+
+
+@pytest.fixture
+def fake_clock(monkeypatch):
+    """Every call takes a second; small buffers and a small product."""
+    monkeypatch.setitem(ceilings._BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(ceilings, "_GEMM_SIZE", 16)
+
+    def clock(run):
+        run()
+        return 1.0
+
+    monkeypatch.setattr(ceilings, "_cpu_seconds", clock)
+
+
+def test_ceilings_count_bytes_and_flop(fake_clock):
+    device = torch.device("cpu")
+    assert ceilings.copy_bandwidth(device) == 2 << 20
+    assert ceilings.read_bandwidth(device) == 1 << 20
+    assert ceilings.gemm_rate(device) == 2 * 16**3
+    assert ceilings.measure(device) == Ceilings(copy=2 << 20)
+
+
+def test_the_fastest_reader_sets_the_read_bandwidth(monkeypatch, fake_clock):
+    def seconds(run):
+        return run()
+
+    monkeypatch.setattr(ceilings, "_READERS", (lambda source: 4.0, lambda source: 0.5, lambda source: 2.0))
+    monkeypatch.setattr(ceilings, "_cpu_seconds", seconds)
+    assert ceilings.read_bandwidth(torch.device("cpu")) == 2 << 20
 
 
 def test_an_exception_of_ours_fails_the_row():
@@ -218,7 +252,7 @@ def test_rounds_fit_the_budget_within_limits():
 @pytest.mark.parametrize(("changes", "code"), [({}, 0), ({"geglu": WRONG_FORWARDS["exact for tanh"]}, 1)])
 def test_the_exit_code_says_whether_a_row_failed(monkeypatch, tmp_path, changes, code):
     monkeypatch.setattr(environment, "load_peers", lambda *_: Peers(stand_in(**changes), compile=False))
-    monkeypatch.setattr("tools.sweep.ceilings.copy_bandwidth", lambda device: 1e10)
+    monkeypatch.setattr("tools.sweep.ceilings.measure", lambda device: Ceilings(1e10))
     options = ["--rows", "24", "--cols", "136", "--dtype", "float32", "--budget", "0.001", "--device", "cpu"]
     assert run.run(parse([*options, "--out", str(tmp_path)])) == code
     rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]

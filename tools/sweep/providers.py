@@ -232,3 +232,5 @@ _MAKERS = {
     LINEAR: _linear,
     ADDMM: _addmm,
 }
+
+NAMES = tuple(_MAKERS)
