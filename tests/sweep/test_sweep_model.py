@@ -104,6 +104,17 @@ def test_every_bar_refers_to_what_its_suite_measures(suite, device):
         assert not bar.bottom or bar.bottom in known
 
 
+def test_quack_meets_us_at_the_two_shapes_of_8192_rows_and_nowhere_else():
+    found = suites.issue5("cuda")
+    cases = [case for case in found.cases if "quack" in case.providers]
+    assert [case.shape for case in cases] == ["8192x3584x14336", "8192x768x3072"]
+    quack = {bar.bottom: (bar.top, bar.limit_text) for bar in found.bars if bar.bottom.endswith(": quack")}
+    assert quack == {
+        case.value_name("quack"): (case.value_name("ours"), limit)
+        for case, limit in zip(cases, ("<= 1.01", "<= 1"), strict=True)
+    }
+
+
 def test_256_rows_are_held_to_the_floor_and_to_eager():
     bars = [bar for bar in suites.issue5("cuda").bars if " 256x" in bar.top and bar.top.endswith(": ours")]
     limits = [(bar.top.split()[1], bar.limit) for bar in bars if bar.bottom.endswith(": floor")]

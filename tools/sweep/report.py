@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .model import Bar, Case, Ceilings, Row
-from .providers import COMPILE, EAGER, LIGER
+from .providers import COMPILE, EAGER, LIGER, QUACK
 
 NOTES = (
     """Providers of one case run in the same process and take turns, round by round, on rotated inputs; times are
@@ -19,6 +19,8 @@ NOTES = (
     written bytes). Small cases cannot reach it: a launch alone takes microseconds.""",
     """geglu_mlp: floor = the larger of the three weights' bytes / the read bandwidth of this run and the three
     products' FLOP / its rate of an 8192 x 8192 x 8192 bf16 product.""",
+    """quack takes gate and up in one weight; that is laid out, and its own autotuner has run, before the clock
+    starts.""",
     """A peer that cannot be imported has no time (n/a, with the reason), and the bars on it are not measured.""",
     """event: CUDA events around one call, after a kernel that overwrites a buffer larger than twice the L2. That
     kernel still runs while the host enqueues the call, so the host's cost is hidden; the launch is included, and so
@@ -59,6 +61,7 @@ _HEADER = (
     "x eager",
     "x compile",
     "x liger",
+    "x quack",
     "error",
     "note",
 )
@@ -122,7 +125,7 @@ def row_cells(row: Row, ceilings: Ceilings, times: dict[str, float]) -> tuple[st
         f"{case.minimal_bytes / 1e6:.2f}",
         f"{floor:.2f}" if floor is not None else "",
         against(floor),
-        *(against(times.get(who)) if who != row.provider else "" for who in (EAGER, COMPILE, LIGER)),
+        *(against(times.get(who)) if who != row.provider else "" for who in (EAGER, COMPILE, LIGER, QUACK)),
         f"{row.error:.2e}" if row.error is not None else "",
         row.note,
     )

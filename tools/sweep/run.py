@@ -30,6 +30,9 @@ def run(options: argparse.Namespace) -> int:
         return 2
     _progress("ceilings")
     found = report.Report(environment.facts(peers.kernel, device), ceilings.measure(device))
+    for name in dict.fromkeys(name for case in suite.cases for name in case.providers):
+        if name in peers.absent:
+            _progress(f"without {name}: {peers.absent[name]}")
     lab = Lab(device, peers, options.budget or _BUDGET_SECONDS[device.type])
     if device.type == "cuda":
         lab.flush = timing.make_flush(device)

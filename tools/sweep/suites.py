@@ -17,6 +17,7 @@ from .providers import (
     OURS,
     PACKED,
     PRODUCTS,
+    QUACK,
     UNPACKED,
 )
 
@@ -100,8 +101,8 @@ def issue5(device: str) -> Suite:
     names = (OURS, EAGER, LIGER)
     few, many = (1, 4, 8, 16), (1024, 8192)
     more = {(m, shape): (PACKED,) for shape in _GEMMAS for m in (64, 256)}
-    more |= {(1024, _GEMMAS[1]): (PACKED, COMPILE), (8192, _SMALL[1]): (PACKED, COMPILE)}
-    more[8192, _GEMMAS[1]] = (GATED, PRODUCTS)
+    more |= {(1024, _GEMMAS[1]): (PACKED, COMPILE), (8192, _SMALL[1]): (PACKED, COMPILE, QUACK)}
+    more[8192, _GEMMAS[1]] = (GATED, PRODUCTS, QUACK)
     cases = {
         (m, shape): Case("geglu_mlp", m, shape[1], (*names, *more.get((m, shape), ())), "graph", inner=shape[0])
         for shape in (*_GEMMAS, *_SMALL)
@@ -121,6 +122,7 @@ def issue5(device: str) -> Suite:
     bars += [_against(cases[many[0], _GEMMAS[1]], EAGER, 0.96)]
     bars += [_against(cases[many[1], _SMALL[1]], who, limit) for who, limit in ((EAGER, 0.70), (LIGER, 0.75))]
     bars += [_against(cases[many[1], _GEMMAS[1]], PRODUCTS, 0.97, GATED)]
+    bars += [_against(cases[many[1], shape], QUACK, limit) for shape, limit in ((_SMALL[1], 1.00), (_GEMMAS[1], 1.01))]
     for who, limit in ((LINEAR, 1.6), (EAGER, 0.4), (LIGER, 0.25)):
         bars += [_against(host, who, limit, ours) for ours in (OURS, LAYER)]
     bars += [_against(cases[place], OURS, 1.02, PACKED) for place, extra in more.items() if PACKED in extra]
