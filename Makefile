@@ -30,7 +30,8 @@ CUDA_WHEELS := $(if $(NVCC),,$(if $(findstring cu,$(VARIANTS)),yes))
 
 # Without an NVIDIA driver the CPU build of torch does all that can be done here, in a tenth of the download. Where its
 # index does not answer, pip takes torch from its usual place. `make TORCH_INDEX=` skips the index.
-TORCH_INDEX ?= $(if $(wildcard /proc/driver/nvidia/version /dev/nvidiactl),,https://download.pytorch.org/whl/cpu)
+NVIDIA_DRIVER := $(wildcard /proc/driver/nvidia/version /dev/nvidiactl)
+TORCH_INDEX ?= $(if $(NVIDIA_DRIVER),,https://download.pytorch.org/whl/cpu)
 
 # The project's own C++ and CUDA files, in a checkout or in an unpacked archive.
 CXX_FILES = $(shell find kernel_src torch-ext tests tools \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) \
@@ -46,7 +47,7 @@ help:
 	@echo "make demo     build for this machine, kernelize a Gemma 3, compare with eager and torch.compile (DEMO_ARGS)"
 	@echo "make test     build, then run the test suite (PYTEST_ARGS)"
 	@echo "make build    build the variants that this machine can build, or VARIANTS=cpu,cuda (JOBS)"
-	@echo "make bench    measure against eager, torch.compile and liger-kernel (BENCH_ARGS)"
+	@echo "make bench    measure against eager, torch.compile, liger-kernel and quack (BENCH_ARGS)"
 	@echo "make profile  run the CUDA kernel under Nsight Compute (PROFILE_ARGS)"
 	@echo "make style    check formatting and lint; make format repairs what can be repaired"
 	@echo "make check    style, then the checks of every build in build/"
@@ -70,7 +71,7 @@ build-demo: toolchain $(STAMP)-demo
 	@variant=$$($(RUN) -c 'import torch; print("cuda" if torch.version.cuda else "cpu")') && \
 	$(MAKE) --no-print-directory build VARIANTS=$$variant
 
-bench: build $(STAMP)-peers
+bench: build $(STAMP)-peers $(if $(NVIDIA_DRIVER),$(STAMP)-quack)
 	@$(RUN) -m tools.sweep $(BENCH_ARGS)
 
 profile: $(STAMP)-demo
@@ -148,7 +149,7 @@ $(STAMP)-cuda: requirements-cuda.txt $(STAMP)-demo
 	@$(INSTALL) -r $< $(STEPS_AND_ERRORS)
 	@touch $@
 
-$(STAMP)-peers: requirements-peers.txt $(STAMP)-dev
+$(STAMP)-peers $(STAMP)-quack: $(STAMP)-%: requirements-%.txt $(STAMP)-dev
 	@echo "environment: $<"
 	@$(INSTALL) --no-deps -r $< $(STEPS_AND_ERRORS)
 	@touch $@

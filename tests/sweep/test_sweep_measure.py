@@ -1,6 +1,7 @@
 """A provider with wrong numbers must be marked FAILED and never timed, and a missing peer must not stop the run."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tools.sweep import environment, reference, run, suites, timing
+from tools.sweep import ceilings, environment, reference, run, suites, timing
 from tools.sweep.__main__ import parse
 from tools.sweep.measure import Lab, measure
-from tools.sweep.model import Case
+from tools.sweep.model import Bar, Case, Ceilings, row_values
 from tools.sweep.providers import (
     COMPILE,
     EAGER,
@@ -20,6 +21,7 @@ from tools.sweep.providers import (
     MUL,
     OURS,
     PACKED,
+    QUACK,
     UNPACKED,
     Call,
     Peers,
@@ -73,7 +75,11 @@ WRONG_FORWARDS = {
 
 
 def lab(**changes):
-    return Lab(torch.device("cpu"), Peers(stand_in(**changes), compile=False, liger_note="not here"), budget=0.0)
+    return Lab(
+        torch.device("cpu"),
+        Peers(stand_in(**changes), compile=False, absent={LIGER: "not here", QUACK: "nor here"}),
+        budget=0.0,
+    )
 
 
 def test_a_right_provider_is_timed():
@@ -140,6 +146,99 @@ def test_every_way_to_the_gated_block_is_timed_or_fails(form):
     peers = Peers(stand_in(geglu_mlp=wrong, layers=SimpleNamespace(GeGLUMLP=Swapped)), compile=False)
     status = {row.provider: row.status for row in measure(case, Lab(torch.device("cpu"), peers, budget=0.0))}
     assert [status[name] for name in names] == ["FAILED"] * 3 + ["ok", "n/a"]
+
+
+def quack_mlp_func(x, weight1, weight2, activation, *, tuned):
+    """As quack 0.6.0: gate's and up's rows take turns in weight1 (2 * hidden, in)."""
+    assert activation == "geglu" and tuned
+    pre = F.linear(x, weight1)
+    return F.linear(geglu(pre[:, ::2], pre[:, 1::2]), weight2)
+
+
+def quack_lab(function):
+    peers = Peers(stand_in(geglu_mlp=geglu_mlp), quack=SimpleNamespace(mlp_func=function), compile=False)
+    return Lab(torch.device("cpu"), peers, budget=0.0)
+
+
+def test_quack_gets_its_layout_of_the_weights_and_is_checked():
+    case = Case("geglu_mlp", ROWS, COLS, (OURS, QUACK), "wall", dtype="float32", inner=40)
+    for row in measure(case, quack_lab(quack_mlp_func)):
+        assert row.status == "ok" and row.micros > 0 and row.error < row.error_bound, row
+
+    def halves(x, weight1, weight2, activation, *, tuned):
+        return geglu_mlp(x, *weight1.chunk(2), weight2)
+
+    ours, quack = measure(case, quack_lab(halves))
+    assert (ours.status, quack.status, quack.micros) == ("ok", "FAILED", None)
+
+
+def test_without_quack_its_row_is_empty_and_its_bar_not_measured():
+    case = Case("geglu_mlp", ROWS, COLS, (OURS, QUACK), "wall", dtype="float32", inner=40)
+    rows = measure(case, lab(geglu_mlp=geglu_mlp))
+    assert [(row.status, row.note) for row in rows] == [("ok", ""), ("n/a", "nor here")]
+    bar = Bar("", case.value_name(OURS), 1.0, case.value_name(QUACK))
+    assert bar.verdict(row_values(rows, Ceilings(1e10))) == "not measured"
+    exact = replace(case, form="none")
+    assert [row.status for row in measure(exact, quack_lab(quack_mlp_func))] == ["ok", "n/a"]
+
+
+def test_a_missing_peer_that_a_suite_names_is_one_printed_line(monkeypatch, tmp_path, capsys):
+    absent = {LIGER: "not here", QUACK: "nor here"}
+    kernel = stand_in(geglu_mlp=geglu_mlp)
+    monkeypatch.setattr(environment, "load_peers", lambda *_: Peers(kernel, absent=absent, compile=False))
+    monkeypatch.setattr("tools.sweep.ceilings.measure", lambda device: Ceilings(1e10))
+    cases = tuple(
+        Case("geglu_mlp", rows, COLS, (OURS, QUACK), "wall", dtype="float32", inner=40) for rows in (ROWS, ROWS + 1)
+    )
+    monkeypatch.setitem(suites.SUITES, "issue5", lambda device: suites.Suite(cases))
+    assert run.run(parse(["--suite", "issue5", "--device", "cpu", "--budget", "0.001", "--out", str(tmp_path)])) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("without")]
+    assert lines == ["without quack: nor here"]
+
+
+def test_peers_that_cannot_be_imported_are_absent_with_the_reason(monkeypatch, tmp_path):
+    def refuse(module):
+        raise ImportError(module)
+
+    monkeypatch.setattr("kernels.get_local_kernel", lambda repo: stand_in())
+    monkeypatch.setattr(environment.importlib, "import_module", refuse)
+    peers = environment.load_peers(tmp_path, torch.device("cuda"), use_compile=False)
+    assert (peers.liger, peers.quack) == (None, None)
+    assert peers.absent[QUACK] == "quack.mlp cannot be imported (ImportError)"
+    monkeypatch.setattr(environment.importlib, "import_module", lambda module: SimpleNamespace(name=module))
+    peers = environment.load_peers(tmp_path, torch.device("cuda"), use_compile=False)
+    assert (peers.liger.name, peers.quack.name, peers.absent) == ("liger_kernel.ops.geglu", "quack.mlp", {})
+    assert set(environment.load_peers(tmp_path, torch.device("cpu"), use_compile=False).absent) == {LIGER, QUACK}
+
+
+@pytest.fixture
+def fake_clock(monkeypatch):
+    """Every call takes a second; small buffers and a small product."""
+    monkeypatch.setitem(ceilings._BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(ceilings, "_GEMM_SIZE", 16)
+
+    def clock(run):
+        run()
+        return 1.0
+
+    monkeypatch.setattr(ceilings, "_cpu_seconds", clock)
+
+
+def test_ceilings_count_bytes_and_flop(fake_clock):
+    device = torch.device("cpu")
+    assert ceilings.copy_bandwidth(device) == 2 << 20
+    assert ceilings.read_bandwidth(device) == 1 << 20
+    assert ceilings.gemm_rate(device) == 2 * 16**3
+    assert ceilings.measure(device) == Ceilings(copy=2 << 20)
+
+
+def test_the_fastest_reader_sets_the_read_bandwidth(monkeypatch, fake_clock):
+    def seconds(run):
+        return run()
+
+    monkeypatch.setattr(ceilings, "_READERS", (lambda source: 4.0, lambda source: 0.5, lambda source: 2.0))
+    monkeypatch.setattr(ceilings, "_cpu_seconds", seconds)
+    assert ceilings.read_bandwidth(torch.device("cpu")) == 2 << 20
 
 
 def test_an_exception_of_ours_fails_the_row():
@@ -218,7 +317,7 @@ def test_rounds_fit_the_budget_within_limits():
 @pytest.mark.parametrize(("changes", "code"), [({}, 0), ({"geglu": WRONG_FORWARDS["exact for tanh"]}, 1)])
 def test_the_exit_code_says_whether_a_row_failed(monkeypatch, tmp_path, changes, code):
     monkeypatch.setattr(environment, "load_peers", lambda *_: Peers(stand_in(**changes), compile=False))
-    monkeypatch.setattr("tools.sweep.ceilings.copy_bandwidth", lambda device: 1e10)
+    monkeypatch.setattr("tools.sweep.ceilings.measure", lambda device: Ceilings(1e10))
     options = ["--rows", "24", "--cols", "136", "--dtype", "float32", "--budget", "0.001", "--device", "cpu"]
     assert run.run(parse([*options, "--out", str(tmp_path)])) == code
     rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]

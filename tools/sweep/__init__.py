@@ -1,1 +1,1 @@
-"""Measure this kernel beside eager torch, torch.compile and liger-kernel: `python -m tools.sweep --help`."""
+"""Measure this kernel beside eager torch, torch.compile, liger-kernel and quack: `python -m tools.sweep --help`."""

@@ -12,7 +12,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tools.sweep",
-        description="Measure this kernel beside eager torch, torch.compile and liger-kernel in one process.",
+        description="Measure this kernel beside eager torch, torch.compile, liger-kernel and quack in one process.",
     )
     parser.add_argument("--suite", choices=SUITES, help="a named suite (default: quick)")
     parser.add_argument("--rows", type=int, nargs="+", metavar="M", help="rows to measure instead of a suite")

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import torch
 
-from .providers import Peers
+from .providers import LIGER, QUACK, Peers
+
+# The module that is taken of each peer that may be missing; both run on a GPU only.
+_PEER_MODULES = {LIGER: "liger_kernel.ops.geglu", QUACK: "quack.mlp"}
 
 ROOT = Path(__file__).resolve().parents[2]
 REPO_ID = "org/geglu"
@@ -27,7 +30,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def load_peers(repo: Path, device: torch.device, use_compile: bool) -> Peers:
-    """Load the kernel from `repo`/build as a user of a local kernel repository does, and liger-kernel if it is there.
+    """Load the kernel from `repo`/build as a user of a local kernel repository does, and the peers that are there.
 
     Raises FileNotFoundError when `repo` has no build for this torch.
     """
@@ -36,14 +39,16 @@ def load_peers(repo: Path, device: torch.device, use_compile: bool) -> Peers:
     kernel = get_local_kernel(repo)
     variant = repo / "build" / f"torch-{device.type}"
     noarch = get_local_kernel(variant) if variant.is_dir() else None
-    if device.type != "cuda":
-        return Peers(kernel, noarch, liger_note="liger-kernel runs on a GPU only", compile=use_compile)
-    try:
-        liger = importlib.import_module("liger_kernel.ops.geglu")
-    except Exception as error:  # it may be absent, or break on this torch or triton: a note, not a crash
-        note = f"liger-kernel cannot be imported ({type(error).__name__})"
-        return Peers(kernel, noarch, liger_note=note, compile=use_compile)
-    return Peers(kernel, noarch, liger, compile=use_compile)
+    modules, absent = {}, {}
+    for name, module in _PEER_MODULES.items():
+        if device.type != "cuda":
+            absent[name] = "runs on a GPU only"
+            continue
+        try:
+            modules[name] = importlib.import_module(module)
+        except Exception as error:  # it may be absent, or break on this torch or triton: a note, not a crash
+            absent[name] = f"{module} cannot be imported ({type(error).__name__})"
+    return Peers(kernel, noarch, modules.get(LIGER), modules.get(QUACK), absent, use_compile)
 
 
 def facts(kernel, device: torch.device) -> dict[str, str]:
@@ -56,7 +61,7 @@ def facts(kernel, device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    for package in ("kernels", "triton", "liger-kernel"):
+    for package in ("kernels", "triton", "liger-kernel", "quack-kernels", "nvidia-cutlass-dsl"):
         known[package] = _version(package)
     known["cpu"] = _cpu_model()
     known["threads"] = f"{torch.get_num_threads()} of {os.cpu_count()} cores"

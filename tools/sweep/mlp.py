@@ -94,6 +94,15 @@ def liger(function, inputs: MlpInputs) -> Callable:
     return partial(_liger, function, *inputs.all)
 
 
+def quack(function, inputs: MlpInputs) -> Callable:
+    """The block as quack's MLP computes it, tuned: both products are its own, GeGLU in the first one's epilogue.
+
+    It takes gate's and up's rows in turn from one weight (2 * cols, inner), which is laid out here, before the clock.
+    """
+    into = torch.stack((inputs.gate, inputs.up), dim=1).flatten(0, 1)
+    return partial(function, inputs.x, into, inputs.down, activation="geglu", tuned=True)
+
+
 def one_projection(inputs: MlpInputs) -> Callable:
     return partial(F.linear, inputs.x, inputs.gate)
 

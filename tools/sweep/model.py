@@ -19,6 +19,22 @@ LINEAR_FORMS = (*FORMS, "bias")  # "bias": no activation
 MODES = ("event", "graph", "host", "wall")
 
 OK, FAILED, NOT_AVAILABLE = "ok", "FAILED", "n/a"
+MET, MISSED, NOT_MEASURED = "MET", "MISSED", "not measured"
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device was measured to do at most; None where that was not measured."""
+
+    copy: float  # bytes per second of a copy, read plus written
+    read: float | None = None  # bytes per second of a reduction, which writes nothing to speak of
+    gemm: float | None = None  # FLOP per second of a bf16 product of 8192 x 8192 x 8192
+
+    def __post_init__(self):
+        for name in ("copy", "read", "gemm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name}: expected a positive rate, got {value}")
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,19 @@ class Case:
             return steps * (inputs + self.rows * self.cols) * ITEM_BYTES[self.dtype]
         return TENSORS_MOVED[self.op] * self.rows * self.cols * ITEM_BYTES[self.dtype]
 
+    def floor_micros(self, ceilings: Ceilings) -> float | None:
+        """Microseconds that the device needs at least; None where a ceiling that this rests on was not measured.
+
+        A gated block reads three weights and multiplies each with every row: the longer of the two. The others move
+        their bytes at the speed of a copy, whatever arithmetic they need.
+        """
+        if self.op not in MLP_OPS:
+            return self.minimal_bytes / ceilings.copy * 1e6
+        if ceilings.read is None or ceilings.gemm is None:
+            return None
+        weights = 3 * self.inner * self.cols
+        return max(weights * ITEM_BYTES[self.dtype] / ceilings.read, 2 * self.rows * weights / ceilings.gemm) * 1e6
+
     @property
     def label(self) -> str:
         return f"{self.op} {self.shape} {self.dtype} {self.form} {self.mode}" + (" tuned" if self.tuned else "")
@@ -81,13 +110,6 @@ class Case:
     def value_name(self, who: str) -> str:
         """The name under which the time of provider `who` (or "floor") goes into the measured values."""
         return f"{self.label}: {who}"
-
-
-def floor_micros(moved_bytes: int, bandwidth: float) -> float:
-    """Microseconds to move `moved_bytes` at `bandwidth` bytes per second."""
-    if not bandwidth > 0:
-        raise ValueError(f"bandwidth must be positive, got {bandwidth}")
-    return moved_bytes / bandwidth * 1e6
 
 
 @dataclass
@@ -105,11 +127,13 @@ class Row:
     note: str = ""
 
 
-def row_values(rows: list[Row], bandwidth: float) -> dict[str, float]:
-    """The flat `value name -> microseconds` of all timed rows, with one "floor" for each case."""
+def row_values(rows: list[Row], ceilings: Ceilings) -> dict[str, float]:
+    """The flat `value name -> microseconds` of all timed rows, with one "floor" for each case that has one."""
     values = {}
     for row in rows:
-        values[row.case.value_name("floor")] = floor_micros(row.case.minimal_bytes, bandwidth)
+        floor = row.case.floor_micros(ceilings)
+        if floor is not None:
+            values[row.case.value_name("floor")] = floor
         if row.micros is not None:
             values[row.case.value_name(row.provider)] = row.micros
     return values
@@ -136,9 +160,9 @@ class Bar:
         return values[self.top] / values[self.bottom] if self.bottom else values[self.top]
 
     def verdict(self, values: dict[str, float]) -> str:
-        """MET, MISSED or n/a. A value that is not a number misses its bar."""
+        """MET, MISSED or not measured. A value that is not a number misses its bar."""
         measured = self.measured(values)
         if measured is None:
-            return NOT_AVAILABLE
+            return NOT_MEASURED
         met = measured >= self.limit if self.at_least else measured <= self.limit
-        return "MET" if met else "MISSED"
+        return MET if met else MISSED

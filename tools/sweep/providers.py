@@ -1,7 +1,7 @@
 """Who takes part: for each provider, how one call of a case is made ready and run."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from .linear import ADDMM, EAGER, LINEAR, OURS, LinearInputs
 from .mlp import MlpInputs
 from .model import LINEAR_OPS, MLP_OPS, Case
 
-COMPILE, LIGER = "compile", "liger"
+COMPILE, LIGER, QUACK = "compile", "liger", "quack"
 NOARCH = "ours, noarch"  # the variant without a compiled library
 MUL = "torch.mul"  # the cheapest op with the same inputs and output
 PACKED = "ours, packed weight"  # gate and up as the halves of one weight
@@ -60,12 +60,16 @@ class Provider:
 
 @dataclass(frozen=True)
 class Peers:
-    """What can be run: the kernel, its noarch variant and liger's geglu module (or None), torch.compile or not."""
+    """What can be run: the kernel, its noarch variant, liger's geglu and quack's mlp module, torch.compile or not.
+
+    A module that is None is not there; for the two peers `absent` says why, by provider.
+    """
 
     kernel: ModuleType | SimpleNamespace
     noarch: ModuleType | None = None
     liger: ModuleType | None = None
-    liger_note: str = ""
+    quack: ModuleType | None = None
+    absent: Mapping[str, str] = field(default_factory=dict)
     compile: bool = True
 
 
@@ -177,7 +181,7 @@ def _compiled(case: Case, peers: Peers) -> Provider:
 
 def _liger(case: Case, peers: Peers) -> Provider:
     if peers.liger is None:
-        raise Unavailable(peers.liger_note)
+        raise Unavailable(peers.absent[LIGER])
     if case.form != "tanh":
         raise Unavailable("liger-kernel has the tanh form only")
     if case.op in MLP_OPS:
@@ -198,6 +202,14 @@ def _liger(case: Case, peers: Peers) -> Provider:
         return Call(partial(peers.liger.geglu_backward, gate, up, inputs.grad), prepare=refill)
 
     return Provider(bind)
+
+
+def _quack(case: Case, peers: Peers) -> Provider:
+    if peers.quack is None:
+        raise Unavailable(peers.absent[QUACK])
+    if case.form != "tanh":
+        raise Unavailable("quack has the tanh form only")
+    return Provider(lambda i: Call(mlp.quack(peers.quack.mlp_func, i)))
 
 
 def _linear(case: Case, peers: Peers) -> Provider:
@@ -228,7 +240,10 @@ _MAKERS = {
     EAGER: _eager,
     COMPILE: _compiled,
     LIGER: _liger,
+    QUACK: _quack,
     MUL: _mul,
     LINEAR: _linear,
     ADDMM: _addmm,
 }
+
+NAMES = tuple(_MAKERS)

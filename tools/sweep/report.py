@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .model import Bar, Case, Row, floor_micros
-from .providers import COMPILE, EAGER, LIGER
+from .model import Bar, Case, Ceilings, Row
+from .providers import COMPILE, EAGER, LIGER, QUACK
 
 NOTES = (
     """Providers of one case run in the same process and take turns, round by round, on rotated inputs; times are
@@ -17,6 +17,11 @@ NOTES = (
     that is further off is FAILED and has no time.""",
     """floor = the bytes that must move (forward 3 tensors, backward 5) / the copy bandwidth of this run (read +
     written bytes). Small cases cannot reach it: a launch alone takes microseconds.""",
+    """geglu_mlp: floor = the larger of the three weights' bytes / the read bandwidth of this run and the three
+    products' FLOP / its rate of an 8192 x 8192 x 8192 bf16 product.""",
+    """quack takes gate and up in one weight; that is laid out, and its own autotuner has run, before the clock
+    starts.""",
+    """A peer that cannot be imported has no time (n/a, with the reason), and the bars on it are not measured.""",
     """event: CUDA events around one call, after a kernel that overwrites a buffer larger than twice the L2. That
     kernel still runs while the host enqueues the call, so the host's cost is hidden; the launch is included, and so
     is writing back what the flush left dirty in the L2.""",
@@ -32,7 +37,12 @@ NOTES = (
     """geglu_packed: liger copies the two halves to contiguous tensors first, inside the timed call.""",
 )
 
-END_BANDWIDTH = "copy bandwidth at the end"
+# Each ceiling's field, its name, and the unit of 10^12 of it.
+_CEILINGS = (
+    ("copy", "copy bandwidth (read + written bytes)", "TB/s"),
+    ("read", "read bandwidth", "TB/s"),
+    ("gemm", "8192 x 8192 x 8192 bf16 product", "TFLOP/s"),
+)
 
 _HEADER = (
     "op",
@@ -51,6 +61,7 @@ _HEADER = (
     "x eager",
     "x compile",
     "x liger",
+    "x quack",
     "error",
     "note",
 )
@@ -61,24 +72,40 @@ class Report:
     """Everything a run found. `values` holds what bars refer to."""
 
     facts: dict[str, str]
-    bandwidth: float  # bytes per second
+    ceilings: Ceilings
     rows: list[Row] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     values: dict[str, float] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)  # probes and cases that could not run
 
 
-def bandwidth_text(report: Report) -> str:
-    """The copy bandwidth that the floors use, and what it was at the end: their difference is the run's drift."""
-    end = report.values.get(END_BANDWIDTH)
-    drift = f"; {end / 1e12:.3f} at the end" if end else ""
-    return f"copy bandwidth: {report.bandwidth / 1e12:.3f} TB/s (read + written bytes{drift})"
+def end_values(ceilings: Ceilings) -> dict[str, float]:
+    """Ceilings measured at the end of a run, as values of its report."""
+    return {
+        _at_end(name): getattr(ceilings, rate) for rate, name, _ in _CEILINGS if getattr(ceilings, rate) is not None
+    }
 
 
-def row_cells(row: Row, bandwidth: float, times: dict[str, float]) -> tuple[str, ...]:
+def ceiling_lines(report: Report) -> list[str]:
+    """The ceilings that the floors use, and what they were at the end: the difference is the run's drift."""
+    lines = []
+    for rate, name, unit in _CEILINGS:
+        value = getattr(report.ceilings, rate)
+        if value is not None:
+            end = report.values.get(_at_end(name))
+            drift = f"; {end / 1e12:.3f} at the end" if end else ""
+            lines.append(f"{name}: {value / 1e12:.3f} {unit}{drift}")
+    return lines
+
+
+def _at_end(name: str) -> str:
+    return f"{name}, at the end"
+
+
+def row_cells(row: Row, ceilings: Ceilings, times: dict[str, float]) -> tuple[str, ...]:
     """The printed cells of one row; `times` holds the microseconds of the same case by provider."""
     case = row.case
-    floor = floor_micros(case.minimal_bytes, bandwidth)
+    floor = None if case.mode == "host" else case.floor_micros(ceilings)
     timed = row.micros is not None
 
     def against(other: float | None) -> str:
@@ -96,9 +123,9 @@ def row_cells(row: Row, bandwidth: float, times: dict[str, float]) -> tuple[str,
         f"{row.fastest:.2f}" if row.fastest is not None else "",
         f"{row.spread:.1%}" if row.spread is not None else "",
         f"{case.minimal_bytes / 1e6:.2f}",
-        f"{floor:.2f}" if case.mode != "host" else "",
-        against(floor) if case.mode != "host" else "",
-        *(against(times.get(who)) if who != row.provider else "" for who in (EAGER, COMPILE, LIGER)),
+        f"{floor:.2f}" if floor is not None else "",
+        against(floor),
+        *(against(times.get(who)) if who != row.provider else "" for who in (EAGER, COMPILE, LIGER, QUACK)),
         f"{row.error:.2e}" if row.error is not None else "",
         row.note,
     )
@@ -110,7 +137,7 @@ def table(report: Report) -> list[tuple[str, ...]]:
     for row in report.rows:
         if row.micros is not None:
             times.setdefault(row.case, {})[row.provider] = row.micros
-    return [_HEADER] + [row_cells(row, report.bandwidth, times.get(row.case, {})) for row in report.rows]
+    return [_HEADER] + [row_cells(row, report.ceilings, times.get(row.case, {})) for row in report.rows]
 
 
 def bar_table(report: Report) -> list[tuple[str, ...]]:
@@ -134,7 +161,7 @@ def markdown(report: Report) -> str:
     """The whole report as Markdown."""
     parts = ["# GeGLU sweep", ""]
     parts += [f"- {name}: {value}" for name, value in report.facts.items()]
-    parts += [f"- {bandwidth_text(report)}", ""]
+    parts += [*(f"- {line}" for line in ceiling_lines(report)), ""]
     if report.rows:
         parts += [_pipes(table(report)), ""]
     if report.bars:
@@ -159,10 +186,11 @@ def as_json(report: Report) -> str:
     """Everything in the report, machine-readable. A NaN is written as null."""
     content = {
         "facts": report.facts,
-        "copy_bandwidth_bytes_per_second": report.bandwidth,
+        "copy_bandwidth_bytes_per_second": report.ceilings.copy,
+        "read_bandwidth_bytes_per_second": report.ceilings.read,
+        "gemm_flop_per_second": report.ceilings.gemm,
         "rows": [
-            asdict(row)
-            | {"bytes": row.case.minimal_bytes, "floor_micros": floor_micros(row.case.minimal_bytes, report.bandwidth)}
+            asdict(row) | {"bytes": row.case.minimal_bytes, "floor_micros": row.case.floor_micros(report.ceilings)}
             for row in report.rows
         ],
         "bars": [

@@ -12,7 +12,6 @@ import torch
 from . import ceilings, environment, linear, plot, probes, report, suites, timing
 from .measure import Lab, measure
 from .model import FAILED, Case, Row, row_values
-from .report import END_BANDWIDTH
 
 _BUDGET_SECONDS = {"cuda": 1.0, "cpu": 3.0}
 
@@ -29,17 +28,20 @@ def run(options: argparse.Namespace) -> int:
     except (RuntimeError, ValueError, OSError, ImportError) as error:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
-    _progress("copy bandwidth")
-    found = report.Report(environment.facts(peers.kernel, device), ceilings.copy_bandwidth(device))
+    _progress("ceilings")
+    found = report.Report(environment.facts(peers.kernel, device), ceilings.measure(device))
+    for name in dict.fromkeys(name for case in suite.cases for name in case.providers):
+        if name in peers.absent:
+            _progress(f"without {name}: {peers.absent[name]}")
     lab = Lab(device, peers, options.budget or _BUDGET_SECONDS[device.type])
     if device.type == "cuda":
         lab.flush = timing.make_flush(device)
     for index, case in enumerate(suite.cases, start=1):
         _progress(f"[{index}/{len(suite.cases)}] {case.label}")
         found.rows += _rows(case, lab, found)
-    found.values |= row_values(found.rows, found.bandwidth)
+    found.values |= row_values(found.rows, found.ceilings)
     found.bars += suite.bars
-    _attempt(found, END_BANDWIDTH, lambda: {END_BANDWIDTH: ceilings.copy_bandwidth(device)})
+    _attempt(found, "ceilings at the end", lambda: report.end_values(ceilings.measure(device)))
     for case in suite.memory:
         _attempt(found, f"peak memory: {case.label}", partial(linear.peak_memory, peers.kernel, device, case))
     if suite.probes:
@@ -95,7 +97,7 @@ def _probe(found: report.Report, kernel, device: torch.device, repo: Path) -> No
 def _finish(found: report.Report, folder: Path) -> None:
     for name, value in found.facts.items():
         print(f"{name}: {value}")
-    print(report.bandwidth_text(found) + "\n")
+    print("\n".join(report.ceiling_lines(found)) + "\n")
     print(report.aligned(report.table(found)))
     if found.bars:
         print("\n" + report.aligned(report.bar_table(found)))
