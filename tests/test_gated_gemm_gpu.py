@@ -9,14 +9,11 @@ from test_gpu import cuda, launched, need_memory  # noqa: F401  (cuda is a fixtu
 from test_mlp import assert_no_worse, eager, gated, problem, truth
 from test_mlp_gpu import halves, route
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.native,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
-        reason="needs compute capability 9.0",
-    ),
-]
+on_hopper = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="needs compute capability 9.0",
+)
+pytestmark = [pytest.mark.gpu, pytest.mark.native, on_hopper]
 
 CONFIGS = {f"gated_gemm:{tile_cols}x{cluster}" for tile_cols in (112, 96, 80, 64) for cluster in (2, 1)}
 # Around a tile of 128 rows, a warp's 16, two tiles, the row from which on the kernel takes large weights as well.

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <utility>
 
 namespace geglu::cuda {
@@ -47,6 +48,28 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 bloc
   status = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
   if (status != cudaSuccess) cudaGetLastError();  // reported here, and not once more by whoever asks next
   return status;
+}
+
+// The same for kernel<<<blocks, threads, shared_bytes, stream>>>(arguments) in clusters of `cluster` blocks. From
+// compute capability 9.0 on.
+template <class Arguments>
+cudaError_t launch_dependent_clusters(void (*kernel)(Arguments), int64_t blocks, int threads, int shared_bytes,
+                                      int cluster, cudaStream_t stream, const Arguments& arguments) {
+  cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  return cudaLaunchKernelEx(&config, kernel, arguments);
 }
 
 }  // namespace geglu::cuda

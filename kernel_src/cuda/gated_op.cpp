@@ -1,22 +1,23 @@
 #include "cuda/gated_op.h"
 
 #include <optional>
+#include <variant>
 
 #include "cuda/on_device.h"
 #include "cuda/skinny.h"
 #include "cuda/sm90/gated_gemm.h"
+#include "cuda/sm90/thin_gemm.h"
 
 namespace geglu::cuda {
 namespace {
 
 using torch::stable::Tensor;
 
-enum class Kernel { kNone, kFewRows, kGatedGemm };
+struct FewRows {};
 
 struct Choice {
-  Kernel kernel = Kernel::kNone;
   GatedProblem problem = {};
-  sm90::GatedGemmConfig config = {};
+  std::variant<std::monostate, FewRows, sm90::ThinGemmConfig, sm90::GatedGemmConfig> kernel;
 };
 
 // The product as a kernel wants it; nothing if its elements are not neighbours.
@@ -43,44 +44,59 @@ std::optional<GatedProblem> as_problem(const LinearCall& gate, const LinearCall*
   return problem;
 }
 
-Choice choose(const LinearCall& gate, const LinearCall* up) {
+// On the current device, which is that of the tensors.
+Choice choose(const LinearCall& gate, const LinearCall* up, int device) {
   const std::optional<GatedProblem> problem = as_problem(gate, up);
   if (!problem) return {};
-  const int device = gate.x.get_device_index();
-  if (skinny_fits(*problem, device)) return {Kernel::kFewRows, *problem};
+  if (skinny_fits(*problem, device)) return {*problem, FewRows{}};
+  if (const auto config = sm90::choose_thin_gemm(*problem, device)) return {*problem, *config};
   if (!sm90::gated_gemm_fits(*problem, device)) return {};
   int multiprocessors = 0;
   if (cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return {};
   const auto config = sm90::choose_gated_gemm(gate.rows, gate.cols, gate.depth, multiprocessors);
   if (!sm90::gated_gemm_pays(config, gate.rows, gate.cols, gate.depth, multiprocessors)) return {};
-  return {Kernel::kGatedGemm, *problem, config};
+  return {*problem, config};
 }
+
+template <class... Cases>
+struct Visitor : Cases... {
+  using Cases::operator()...;
+};
+template <class... Cases>
+Visitor(Cases...) -> Visitor<Cases...>;
 
 }  // namespace
 
 std::string own_kernel(const LinearCall& gate, const LinearCall* up) {
-  const Choice choice = choose(gate, up);
-  switch (choice.kernel) {
-    case Kernel::kNone:
-      return "";
-    case Kernel::kFewRows:
-      return "few_rows";
-    case Kernel::kGatedGemm:
-      break;
-  }
-  return "gated_gemm:" + std::to_string(choice.config.tile_cols) + "x" + std::to_string(choice.config.cluster);
+  const auto sizes = [](int32_t first, int32_t second) { return std::to_string(first) + "x" + std::to_string(second); };
+  const Visitor name{
+      [](std::monostate) { return std::string(); },
+      [](FewRows) { return std::string("few_rows"); },
+      [&](const sm90::ThinGemmConfig& config) { return "thin_gemm:" + sizes(config.tile_cols, config.split); },
+      [&](const sm90::GatedGemmConfig& config) { return "gated_gemm:" + sizes(config.tile_cols, config.cluster); },
+  };
+  const OnDevice on(gate.x);
+  return std::visit(name, choose(gate, up, on.device()).kernel);
 }
 
 bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, bool after_own, const Tensor& out) {
-  Choice choice = choose(gate, up);
-  if (choice.kernel == Kernel::kNone) return false;
-  choice.problem.tanh = tanh;
-  choice.problem.weights_are_old = after_own;
-  choice.problem.out = out.data_ptr();
   const OnDevice on(out);
-  on.check(choice.kernel == Kernel::kFewRows ? launch_skinny(choice.problem, on.stream())
-                                             : sm90::launch_gated_gemm(choice.problem, choice.config, on.stream()));
-  return true;
+  Choice choice = choose(gate, up, on.device());
+  GatedProblem& problem = choice.problem;
+  problem.tanh = tanh;
+  problem.weights_are_old = after_own;
+  problem.out = out.data_ptr();
+  const auto launched = [&](cudaError_t status) {
+    on.check(status);
+    return true;
+  };
+  const Visitor launch{
+      [](std::monostate) { return false; },
+      [&](FewRows) { return launched(launch_skinny(problem, on.stream())); },
+      [&](const sm90::ThinGemmConfig& config) { return launched(launch_thin_gemm(problem, config, on.stream())); },
+      [&](const sm90::GatedGemmConfig& config) { return launched(launch_gated_gemm(problem, config, on.stream())); },
+  };
+  return std::visit(launch, choice.kernel);
 }
 
 }  // namespace geglu::cuda

@@ -18,8 +18,9 @@ namespace geglu::cuda {
 namespace {
 
 constexpr int kLanes = 32;
-constexpr int kSkinnyWarps = 8;
-constexpr int kBlocks = 2;     // of a multiprocessor at least
+constexpr int kWarps = 8;  // of a block, where two share a multiprocessor
+// Of a block that has a multiprocessor to itself, for there are no more blocks than that: of one narrow weight.
+constexpr int kManyWarps = 16;
 constexpr int kTileRows = 16;  // of a weight
 constexpr int kTileCols = 8;   // rows of x
 constexpr int kChunk = 32;     // k of one round: 8 of each of a row's four lanes
@@ -70,9 +71,9 @@ struct Skinny {
   bool weights_are_old;
 };
 
-// kWeights: 2 for gate and up, 1 for a plain product. kTiles: tiles of 8 rows of x.
-template <typename T, int kWeights, int kTiles, bool kTanh>
-__global__ void __launch_bounds__(kSkinnyWarps* kLanes, kBlocks)
+// kWeights: 2 for gate and up, 1 for a plain product. kTiles: tiles of 8 rows of x. kSkinnyWarps: warps of a block.
+template <typename T, int kWeights, int kTiles, bool kTanh, int kSkinnyWarps>
+__global__ void __launch_bounds__(kSkinnyWarps* kLanes, 2 * kWarps / kSkinnyWarps)
     skinny_kernel(const __grid_constant__ Skinny<T> problem) {
   constexpr int kRounds = kRoundsOf<kWeights>;
   const int lane = threadIdx.x % kLanes;
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kSkinnyWarps* kLanes, kBlocks)
   }
 }
 
-template <typename T, int kWeights, int kTiles, bool kTanh>
+template <typename T, int kWeights, int kTiles, bool kTanh, int kSkinnyWarps = kWarps>
 cudaError_t launch_tiles(const GatedProblem& problem, cudaStream_t stream) {
   const Skinny<T> skinny{static_cast<const T*>(problem.x),
                          {static_cast<const T*>(problem.gate), static_cast<const T*>(problem.up)},
@@ -191,13 +192,25 @@ cudaError_t launch_tiles(const GatedProblem& problem, cudaStream_t stream) {
                          static_cast<int32_t>(problem.depth),
                          problem.weights_are_old};
   const auto blocks = static_cast<unsigned>((problem.cols + kTileRows - 1) / kTileRows);
-  return launch_dependent(skinny_kernel<T, kWeights, kTiles, kTanh>, blocks, kSkinnyWarps * kLanes, stream, skinny);
+  return launch_dependent(skinny_kernel<T, kWeights, kTiles, kTanh, kSkinnyWarps>, blocks, kSkinnyWarps * kLanes,
+                          stream, skinny);
 }
 
 template <typename T>
 cudaError_t launch_typed(const GatedProblem& problem, cudaStream_t stream) {
   const bool small = problem.rows <= kTileCols;
   if (problem.up == nullptr) {
+    int device = 0;
+    int multiprocessors = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status == cudaSuccess) {
+      status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    }
+    if (status != cudaSuccess) return status;
+    if (problem.cols <= int64_t{kTileRows} * multiprocessors) {
+      return small ? launch_tiles<T, 1, 1, false, kManyWarps>(problem, stream)
+                   : launch_tiles<T, 1, 2, false, kManyWarps>(problem, stream);
+    }
     return small ? launch_tiles<T, 1, 1, false>(problem, stream) : launch_tiles<T, 1, 2, false>(problem, stream);
   }
   if (problem.tanh) {
@@ -212,12 +225,11 @@ bool skinny_fits(const GatedProblem& problem, int device) {
   constexpr int64_t kSmallWeight = int64_t{1} << 23;
   constexpr int64_t kLargeWeight = int64_t{1} << 26;
   const int64_t weight = problem.cols * problem.depth;
-  const bool one_large = problem.up == nullptr && weight > kLargeWeight;
-  // Beyond 8 rows a second tile of x costs what only a small weight or two large ones are worth.
-  const bool two_tiles_pay = weight <= kSmallWeight || weight > kLargeWeight;
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
-  if (problem.rows > (two_tiles_pay ? kSkinnyRows : kTileCols)) return false;
-  if (one_large) return false;  // cuBLAS reads as fast, and has more blocks to read with
+  // Of large weights a second tile of rows of x costs more than sm90/thin_gemm does.
+  if (problem.rows > (weight <= kSmallWeight ? kSkinnyRows : kTileCols)) return false;
+  // One weight as large as that cuBLAS reads as fast, and has more blocks to read with.
+  if (problem.up == nullptr && weight > kLargeWeight) return false;
   if (problem.depth > (int64_t{1} << 30)) return false;
   uint64_t bits = reinterpret_cast<uint64_t>(problem.x) | reinterpret_cast<uint64_t>(problem.gate) |
                   reinterpret_cast<uint64_t>(problem.up);

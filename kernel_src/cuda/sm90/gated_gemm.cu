@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cuda/sm90/gated_gemm.cuh"
 #include "cuda/sm90/gated_gemm.h"
 #include "cuda/sm90/tensor_map.h"
@@ -5,15 +7,10 @@
 namespace geglu::cuda::sm90 {
 namespace {
 
-bool aligned(const void* pointer, int64_t pitch) {
-  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && pitch % 8 == 0;
-}
-
 template <typename T, bool kTanh, int kTileCols>
 cudaError_t launch(const GatedProblem& problem, const GatedGemmConfig& config, int multiprocessors,
                    cudaStream_t stream) {
-  using Shared = Storage<T, kTileCols>;
-  const bool aligned_out = aligned(problem.out, problem.cols);
+  const bool aligned_out = boxes_fit(problem.out, problem.cols);
   // As many tiles as it takes, of even heights: a box of which little lies in x takes as long as a full one.
   const int64_t tiles_down = divide_up(problem.rows, kTileRows * config.cluster);
   const int64_t warps_down = divide_up(problem.rows, tiles_down * config.cluster * kWarpRows);
@@ -43,25 +40,10 @@ cudaError_t launch(const GatedProblem& problem, const GatedGemmConfig& config, i
   arguments.order = {static_cast<int32_t>(tiles_down), static_cast<int32_t>(divide_up(problem.cols, kTileCols)),
                      config.band};
 
-  const auto kernel = gated_gemm_kernel<T, kTanh, kTileCols>;
-  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
-  if (status != cudaSuccess) return status;
   const int64_t tiles = int64_t{arguments.order.tiles_down} * arguments.order.tiles_across * config.cluster;
   const int64_t blocks = multiprocessors / config.cluster * config.cluster;
-
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {static_cast<unsigned>(config.cluster), 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch = {};
-  launch.gridDim = dim3(static_cast<unsigned>(tiles < blocks ? tiles : blocks));
-  launch.blockDim = dim3(kThreads);
-  launch.dynamicSmemBytes = sizeof(Shared);
-  launch.stream = stream;
-  launch.attrs = attributes;
-  launch.numAttrs = 2;
-  return cudaLaunchKernelEx(&launch, kernel, arguments);
+  return launch_dependent_clusters(gated_gemm_kernel<T, kTanh, kTileCols>, std::min(tiles, blocks), kThreads,
+                                   sizeof(Storage<T, kTileCols>), config.cluster, stream, arguments);
 }
 
 template <typename T, bool kTanh>
@@ -90,19 +72,7 @@ cudaError_t launch(const GatedProblem& problem, const GatedGemmConfig& config, i
 }  // namespace
 
 bool gated_gemm_fits(const GatedProblem& problem, int device) {
-  constexpr int64_t kMaxSize = int64_t{1} << 30;  // tile coordinates are 32-bit, and pass the end by a tile
-  const auto in_range = [](int64_t size) { return size >= 1 && size <= kMaxSize; };
-  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
-  if (problem.up == nullptr) return false;
-  if (!in_range(problem.rows) || !in_range(problem.cols) || !in_range(problem.depth)) return false;
-  if (!aligned(problem.x, problem.x_pitch) || !aligned(problem.gate, problem.gate_pitch) ||
-      !aligned(problem.up, problem.up_pitch)) {
-    return false;
-  }
-  int major = 0;
-  int minor = 0;
-  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9 &&
-         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && minor == 0;
+  return problem.up != nullptr && boxes_fit(problem, device);
 }
 
 cudaError_t launch_gated_gemm(const GatedProblem& problem, const GatedGemmConfig& config, cudaStream_t stream) {

@@ -22,10 +22,8 @@
 
 namespace geglu::cuda::sm90 {
 
-constexpr int kWarpgroup = 128;
 constexpr int kConsumers = 2;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
-constexpr int kSharedLimit = 227 * 1024;
 constexpr int kTurnBarrier = 1;  // and the next one: a consumer's turn has come. 0 is __syncthreads().
 
 // Tile t of a cluster: bands of `band` clusters' rows, within a band column by column.

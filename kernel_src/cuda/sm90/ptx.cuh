@@ -13,6 +13,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+constexpr int kSharedLimit = 227 * 1024;  // bytes of a block
+
 // The block's dynamic shared memory, aligned as the widest swizzle asks for.
 __device__ __forceinline__ char* dynamic_shared_memory() {
   extern __shared__ __align__(1024) char memory[];
@@ -33,6 +35,11 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_arrive_expect_bytes(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
+}
+
+// "mbarrier.arrive": one arrival.
+__device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // "mbarrier.arrive", "mapa": one arrival at the barrier of the same place in block `rank` of the cluster. It publishes
@@ -143,6 +150,21 @@ __device__ __forceinline__ void cluster_sync() {
       "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::
           : "memory");
+}
+
+// "mapa", "ld.shared::cluster": what lies at the same place of block `rank` of the cluster.
+__device__ __forceinline__ float4 load_of_block(const float* source, uint32_t rank) {
+  float4 value;
+  asm volatile(
+      "{\n"
+      ".reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
+      "}\n"
+      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+      : "r"(shared_address(source)), "r"(rank)
+      : "memory");
+  return value;
 }
 
 // "bar / barrier": `threads` threads, those that arrive and those that wait.

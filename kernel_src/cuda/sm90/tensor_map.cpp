@@ -37,4 +37,21 @@ cudaError_t make_tensor_map(CUtensorMap* map, DType dtype, const void* matrix, i
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
+bool boxes_fit(const void* pointer, int64_t pitch) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && pitch % 8 == 0;
+}
+
+bool boxes_fit(const GatedProblem& problem, int device) {
+  constexpr int64_t kMaxSize = int64_t{1} << 30;  // coordinates are 32-bit, and pass the end by a tile
+  const auto in_range = [](int64_t size) { return size >= 1 && size <= kMaxSize; };
+  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
+  if (!in_range(problem.rows) || !in_range(problem.cols) || !in_range(problem.depth)) return false;
+  if (!boxes_fit(problem.x, problem.x_pitch) || !boxes_fit(problem.gate, problem.gate_pitch)) return false;
+  if (problem.up != nullptr && !boxes_fit(problem.up, problem.up_pitch)) return false;
+  int major = 0;
+  int minor = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major == 9 &&
+         cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess && minor == 0;
+}
+
 }  // namespace geglu::cuda::sm90

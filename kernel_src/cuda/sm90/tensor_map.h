@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "common/pointwise.h"
+#include "cuda/gated.h"
 
 namespace geglu::cuda::sm90 {
 
@@ -16,5 +16,13 @@ namespace geglu::cuda::sm90 {
 // arguments.
 cudaError_t make_tensor_map(CUtensorMap* map, DType dtype, const void* matrix, int64_t rows, int64_t cols,
                             int64_t pitch, int32_t box_rows, int32_t box_cols);
+
+// Whether rows of 16-bit elements can be copied in boxes: pointer and distance of rows, in elements, aligned to 16
+// bytes.
+bool boxes_fit(const void* pointer, int64_t pitch);
+
+// Whether the kernels of this folder can read the problem: a GPU of compute capability 9.0, half types, rows of x and
+// the weights aligned to 16 bytes, sizes of 1 to 2^30.
+bool boxes_fit(const GatedProblem& problem, int device);
 
 }  // namespace geglu::cuda::sm90
