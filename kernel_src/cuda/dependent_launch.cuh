@@ -50,12 +50,20 @@ cudaError_t launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 bloc
   return status;
 }
 
+constexpr int kSharedLimit = 227 * 1024;  // bytes of a block on compute capability 9.0
+
+// Lets the kernel be launched with up to that much. Always the same amount: another thread may be about to launch it.
+template <class Arguments>
+cudaError_t allow_all_shared_memory(void (*kernel)(Arguments)) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit);
+}
+
 // The same for kernel<<<blocks, threads, shared_bytes, stream>>>(arguments) in clusters of `cluster` blocks. From
 // compute capability 9.0 on.
 template <class Arguments>
 cudaError_t launch_dependent_clusters(void (*kernel)(Arguments), int64_t blocks, int threads, int shared_bytes,
                                       int cluster, cudaStream_t stream, const Arguments& arguments) {
-  cudaError_t status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  const cudaError_t status = allow_all_shared_memory(kernel);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute attributes[2];
   attributes[0].id = cudaLaunchAttributeClusterDimension;

@@ -13,8 +13,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-constexpr int kSharedLimit = 227 * 1024;  // bytes of a block
-
 // The block's dynamic shared memory, aligned as the widest swizzle asks for.
 __device__ __forceinline__ char* dynamic_shared_memory() {
   extern __shared__ __align__(1024) char memory[];
@@ -152,7 +150,8 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// "mapa", "ld.shared::cluster": what lies at the same place of block `rank` of the cluster.
+// "mapa", "ld.shared::cluster": what lies at the same place of block `rank` of the cluster. Follows
+// the barriers before it, as they are volatile too.
 __device__ __forceinline__ float4 load_of_block(const float* source, uint32_t rank) {
   float4 value;
   asm volatile(
@@ -162,8 +161,7 @@ __device__ __forceinline__ float4 load_of_block(const float* source, uint32_t ra
       "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
       "}\n"
       : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-      : "r"(shared_address(source)), "r"(rank)
-      : "memory");
+      : "r"(shared_address(source)), "r"(rank));
   return value;
 }
 

@@ -13,7 +13,8 @@ template <class Config, bool kTanh>
 cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
   constexpr int kRowBytes = kTileDepth * sizeof(typename Config::Type);
   const int tile_weights = Config::kWeights * config.tile_cols;
-  if (tile_weights > Config::kMaxTileWeights) return cudaErrorInvalidValue;
+  if (tile_weights > Config::kMaxTileWeights || (Config::kWeights == 2 && config.split != 1))
+    return cudaErrorInvalidValue;
   ThinGemmArguments arguments = {};
   // A box of which little lies in x takes as long as a full one.
   arguments.box_rows = static_cast<int32_t>(divide_up(problem.rows, 8) * 8);
@@ -80,7 +81,7 @@ ThinGemmSlots count_slots() {
   const auto kernel = thin_gemm_kernel<Thin<__nv_bfloat16, 1, 1, 64>, false>;
   constexpr int kWholeMultiprocessor = 200 * 1024;
   ThinGemmSlots slots = {};
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kWholeMultiprocessor) != cudaSuccess) {
+  if (allow_all_shared_memory(kernel) != cudaSuccess) {
     cudaGetLastError();
     return slots;
   }

@@ -166,6 +166,20 @@ __device__ __forceinline__ void sum_up(const ThinGemmArguments& arguments, const
   pin_all();
 }
 
+// Four neighbouring sums, of all blocks of the cluster.
+__device__ __forceinline__ float4 sum_of_cluster(const float* sums, int split, int rank) {
+  float4 total = {};
+#pragma unroll 4
+  for (int from = 0; from < split; ++from) {
+    const float4 part = from == rank ? *reinterpret_cast<const float4*>(sums) : load_of_block(sums, from);
+    total.x += part.x;
+    total.y += part.y;
+    total.z += part.z;
+    total.w += part.w;
+  }
+  return total;
+}
+
 // The calling block's share of its cluster's tile: sums of all ranks, bias, GeGLU if there are two weights, result.
 template <class Config, bool kTanh>
 __device__ __forceinline__ void store_share(const ThinGemmArguments& arguments, int first_col, int split, int rank,
@@ -174,22 +188,27 @@ __device__ __forceinline__ void store_share(const ThinGemmArguments& arguments, 
   constexpr int kPiece = 4;  // columns of a thread
   const int pitch = thin_pitch(Config::kWeights * arguments.tile_cols);
   const int pieces = arguments.tile_cols / kPiece;
-  for (int place = rank * kThinSharers + threadIdx.x; place < arguments.rows * pieces; place += split * kThinSharers) {
-    const int row = place / pieces;
-    const int piece = place % pieces * kPiece;
-    const int col = first_col + piece;
-    float total[Config::kWeights][kPiece] = {};
+  const int first = rank * kThinSharers + threadIdx.x;
+  const int step = split * kThinSharers;
+  const int step_rows = step / pieces;
+  const int step_pieces = step % pieces;
+  int row = first / pieces;
+  int piece = first % pieces;
+#pragma unroll 2
+  while (row < arguments.rows) {
+    const int column = piece * kPiece;  // of the tile
+    const int col = first_col + column;
+    float total[Config::kWeights][kPiece];
 #pragma unroll
     for (int w = 0; w < Config::kWeights; ++w) {
-      const float* const source = sums + row * pitch + w * arguments.tile_cols + piece;
-#pragma unroll 4
-      for (int from = 0; from < split; ++from) {
-        const float4 part = from == rank ? *reinterpret_cast<const float4*>(source) : load_of_block(source, from);
-        total[w][0] += part.x;
-        total[w][1] += part.y;
-        total[w][2] += part.z;
-        total[w][3] += part.w;
-      }
+      const float* const source = sums + row * pitch + w * arguments.tile_cols + column;
+      // The depth of two weights is not split.
+      const float4 sum =
+          Config::kWeights == 2 ? *reinterpret_cast<const float4*>(source) : sum_of_cluster(source, split, rank);
+      total[w][0] = sum.x;
+      total[w][1] = sum.y;
+      total[w][2] = sum.z;
+      total[w][3] = sum.w;
       const T* const bias = static_cast<const T*>(arguments.bias[w]);
       if (bias != nullptr) {
 #pragma unroll
@@ -211,6 +230,12 @@ __device__ __forceinline__ void store_share(const ThinGemmArguments& arguments, 
       for (int i = 0; i < kPiece; ++i) {
         if (col + i < arguments.cols) target[i] = packet.values[i];
       }
+    }
+    row += step_rows;
+    piece += step_pieces;
+    if (piece >= pieces) {
+      piece -= pieces;
+      ++row;
     }
   }
 }
@@ -238,20 +263,21 @@ __global__ void __launch_bounds__(kThinThreads, 1)
   }
   __syncthreads();
 
-  if (warp == kThinConsumers * 4) {
+  const bool is_consumer = warp < kThinConsumers * 4;
+  const int first_product = warp / 4 * Config::kProducts;
+  float sums[Config::kProducts][Config::kBatch / 2];
+  if (is_consumer) {
+    wait_for_earlier_kernels();  // which may have read what this one writes
+    sum_up<Config>(arguments, place, ring, barriers, first_product, sums);
+  } else {
     if (threadIdx.x % 32 == 0) fill_ring<Config>(arguments, place, ring, barriers);
     __syncwarp();
-    __syncthreads();
-    cluster_sync();
-  } else {
-    wait_for_earlier_kernels();  // which may have read what this one writes
-    const int first_product = warp / 4 * Config::kProducts;
-    float sums[Config::kProducts][Config::kBatch / 2];
-    sum_up<Config>(arguments, place, ring, barriers, first_product, sums);
-    __syncthreads();  // all of the ring has been read
+  }
+  __syncthreads();  // all of the ring has been read
 
+  float* const all_sums = reinterpret_cast<float*>(ring);
+  if (is_consumer) {
     // Sums of rows past the tile's are of whatever lay there.
-    float* const all_sums = reinterpret_cast<float*>(ring);
     const int tile_weights = Config::kWeights * arguments.tile_cols;
     const int pitch = thin_pitch(tile_weights);
 #pragma unroll
@@ -264,9 +290,9 @@ __global__ void __launch_bounds__(kThinThreads, 1)
         if (column < tile_weights) all_sums[row * pitch + column] = sums[p][i];
       }
     }
-    cluster_sync();
-    store_share<Config, kTanh>(arguments, place.first_col, split, rank, all_sums);
   }
+  cluster_sync();
+  if (is_consumer) store_share<Config, kTanh>(arguments, place.first_col, split, rank, all_sums);
   cluster_sync();  // no block may end while another one reads its sums
 #endif
 }
