@@ -56,7 +56,9 @@ def poisoned_block(kernel, tensors) -> torch.Tensor:
 @pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
 def test_gate_and_up_in_every_configuration(kernel, ops, cuda, dtype, approximate, with_bias):  # noqa: F811
     tiles = set()
-    for rows, (cols, depth) in itertools.product(GATED_ROWS, GATED_SIZES):
+    # From 5 rows on where the weights are so large.
+    cases = [(rows, *size) for rows, size in itertools.product(GATED_ROWS, GATED_SIZES)]
+    for rows, cols, depth in (*cases, (5, 16_896, 2048), (8, 8448, 4104)):
         tensors = without_down(rows, depth, cols, dtype, cuda, with_bias)
         tile, split = tile_and_split(route(ops, tensors).split("+")[0])
         assert split == 1

@@ -223,13 +223,15 @@ cudaError_t launch_typed(const GatedProblem& problem, cudaStream_t stream) {
 
 bool skinny_fits(const GatedProblem& problem, int device) {
   constexpr int64_t kSmallWeight = int64_t{1} << 23;
-  constexpr int64_t kLargeWeight = int64_t{1} << 26;
+  constexpr int64_t kLargeWeight = int64_t{1} << 25;
+  constexpr int64_t kHugeWeight = int64_t{1} << 26;
   const int64_t weight = problem.cols * problem.depth;
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
-  // Of large weights a second tile of rows of x costs more than sm90/thin_gemm does.
-  if (problem.rows > (weight <= kSmallWeight ? kSkinnyRows : kTileCols)) return false;
+  // The larger the weight, the fewer rows of x are worth their time here: then sm90/thin_gemm is faster.
+  const int64_t most_rows = weight <= kSmallWeight ? kSkinnyRows : weight <= kLargeWeight ? kTileCols : kTileCols / 2;
+  if (problem.rows > most_rows) return false;
   // One weight as large as that cuBLAS reads as fast, and has more blocks to read with.
-  if (problem.up == nullptr && weight > kLargeWeight) return false;
+  if (problem.up == nullptr && weight > kHugeWeight) return false;
   if (problem.depth > (int64_t{1} << 30)) return false;
   uint64_t bits = reinterpret_cast<uint64_t>(problem.x) | reinterpret_cast<uint64_t>(problem.gate) |
                   reinterpret_cast<uint64_t>(problem.up);

@@ -79,13 +79,15 @@ constexpr GatedGemmConfig choose_gated_gemm(int64_t rows, int64_t cols, int64_t 
 // Whether that is at least as fast as cuBLAS and a pass over its two results, by measurements on an H200
 // (docs/measured.md). With up to one tile of rows memory decides, and both take about as long. Between that and the
 // 448 rows from which on arithmetic decides, large weights leave some multiprocessors idle in the last turn, and cuBLAS
-// has more ways to cut such products.
+// has more ways to cut such products; with the largest neither was always ahead there.
 constexpr bool gated_gemm_pays(const GatedGemmConfig& config, int64_t rows, int64_t cols, int64_t depth,
                                int32_t multiprocessors) {
   constexpr int64_t kSmallWeight = int64_t{1} << 23;
+  constexpr int64_t kHugeWeight = int64_t{1} << 26;
   if (rows <= kTileRows || rows >= 448 || cols * depth <= kSmallWeight) return true;
+  if (rows <= 192 || cols * depth > kHugeWeight) return false;
   const GatedGemmCost cost = gated_gemm_cost(config, rows, cols, depth, multiprocessors);
-  return rows > 192 && cost.cycles * 100 <= cost.least * 121;
+  return cost.cycles * 100 <= cost.least * 121;
 }
 
 }  // namespace geglu::cuda::sm90

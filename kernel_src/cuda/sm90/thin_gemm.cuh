@@ -254,12 +254,14 @@ __global__ void __launch_bounds__(kThinThreads, 1)
   const ThinPlace place = {static_cast<int>(blockIdx.x) / split * arguments.tile_cols, first_step,
                            arguments.depth_steps * (rank + 1) / split - first_step};
 
-  if (threadIdx.x == 0) {
-    for (int stage = 0; stage < arguments.stages; ++stage) {
-      mbarrier_init(&barriers.full[stage], 1);
-      mbarrier_init(&barriers.empty[stage], kThinConsumers * 4);
-    }
+  if (threadIdx.x < arguments.stages) {
+    mbarrier_init(&barriers.full[threadIdx.x], 1);
+    mbarrier_init(&barriers.empty[threadIdx.x], kThinConsumers * 4);
     fence_mbarrier_init();
+  } else if (threadIdx.x == kThinSharers) {
+    prefetch_tensor_map(&arguments.x);
+#pragma unroll
+    for (int w = 0; w < Config::kWeights; ++w) prefetch_tensor_map(&arguments.weight[w]);
   }
   __syncthreads();
 
