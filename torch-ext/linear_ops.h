@@ -79,11 +79,12 @@ inline std::vector<int64_t> with_last_size(IntHeaderOnlyArrayRef sizes, int64_t 
   return result;
 }
 
-// The tensor as a matrix, if its leading dimensions have a common row distance.
+// The tensor as a matrix, if its leading dimensions have a common row distance; that of no rows is any.
 inline std::optional<Matrix> as_matrix(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
   const size_t last = sizes.size() - 1;
+  if (leading_size(sizes) == 0) return Matrix{tensor.data_ptr(), 0, sizes[last], sizes[last], strides[last]};
   int64_t rows = 1;
   int64_t row_stride = 0;
   for (size_t d = last; d-- > 0;) {
