@@ -52,6 +52,13 @@ def poisoned(kernel, tensors, approximate="tanh") -> torch.Tensor:
     return out
 
 
+def apart(tensor, by) -> torch.Tensor:
+    """The matrix with its rows `by` elements further apart, and NaN in between."""
+    wide = tensor.new_full((tensor.shape[0], tensor.shape[1] + by), float("nan"))
+    wide[:, : tensor.shape[1]] = tensor
+    return wide[:, : tensor.shape[1]]
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("approximate", FORMS)
 @pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
@@ -85,11 +92,6 @@ def test_layouts(kernel, ops, cuda, dtype):  # noqa: F811
     tensors = without_down(600, 136, 200, dtype, cuda)
     expected = kernel.linear_geglu(*gated(tensors))
     x, gate, up, *rest = tensors
-
-    def apart(tensor, by):
-        wide = torch.full((tensor.shape[0], tensor.shape[1] + by), float("nan"), device=cuda, dtype=dtype)
-        wide[:, : tensor.shape[1]] = tensor
-        return wide[:, : tensor.shape[1]]
 
     given = (apart(x, 8), apart(gate, 24), apart(up, 40), *rest)
     for layout in (given, halves(tensors), (x.view(3, 200, 136), gate, up, *rest)):

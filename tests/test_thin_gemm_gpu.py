@@ -6,10 +6,10 @@ import re
 import pytest
 import torch
 from reference import FORMS, HALVES
-from test_gated_gemm_gpu import on_hopper, poisoned, without_down
+from test_gated_gemm_gpu import apart, on_hopper, poisoned, without_down
 from test_gpu import cuda, launched  # noqa: F401  (cuda is a fixture)
 from test_mlp import assert_no_worse, eager, problem, truth
-from test_mlp_gpu import route
+from test_mlp_gpu import halves, route
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native, on_hopper]
 
@@ -109,15 +109,9 @@ def test_layouts(kernel, ops, cuda, dtype):  # noqa: F811
     expected = kernel.geglu_mlp(*tensors)
     x, gate, up, down, *rest = tensors
 
-    def apart(tensor, by):
-        wide = torch.full((tensor.shape[0], tensor.shape[1] + by), float("nan"), device=cuda, dtype=dtype)
-        wide[:, : tensor.shape[1]] = tensor
-        return wide[:, : tensor.shape[1]]
-
-    packed = torch.cat((gate, up)).chunk(2)
     for layout in (
         (apart(x, 8), apart(gate, 24), apart(up, 40), apart(down, 8), *rest),
-        (x, *packed, down, *rest),
+        halves(tensors),
         (x.view(2, 3, 4, 2048), gate, up, down, *rest),
     ):
         assert route(ops, layout).count("thin_gemm") == 2
