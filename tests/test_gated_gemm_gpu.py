@@ -1,6 +1,7 @@
 """Hopper's kernel for both projections and GeGLU: every configuration over tails, layouts, and what it refuses."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -41,15 +42,26 @@ def without_down(rows, depth, cols, dtype, device, with_bias=True):
     return problem((rows,), depth, cols, 8, dtype, device, with_bias)
 
 
-def poisoned(kernel, tensors, approximate="tanh") -> torch.Tensor:
-    """The result, in memory that held NaN everywhere, so that an element that is not written is seen."""
-    rows, cols = tensors[0].shape[0], tensors[1].shape[0]
-    dirty = torch.full((rows, cols), float("nan"), device=tensors[0].device, dtype=tensors[0].dtype)
-    address = dirty.data_ptr()
+def in_poisoned_memory(run, x, *widths) -> torch.Tensor:
+    """run(), whose tensors of x's rows and `widths` lie where NaN was, so that an element not written is seen."""
+    dirty = [x.new_full((x.shape[0], width), float("nan")) for width in widths]
+    addresses = {tensor.data_ptr() for tensor in dirty}
     del dirty
-    out = kernel.linear_geglu(*gated(tensors), approximate=approximate)
-    assert out.data_ptr() == address
+    out = run()
+    assert out.data_ptr() in addresses
     return out
+
+
+def poisoned(kernel, tensors, approximate="tanh") -> torch.Tensor:
+    """linear_geglu's result, in memory that held NaN."""
+    run = partial(kernel.linear_geglu, *gated(tensors), approximate=approximate)
+    return in_poisoned_memory(run, tensors[0], tensors[1].shape[0])
+
+
+def assert_first_half(kernel, tensors, approximate, what) -> None:
+    """Every element of linear_geglu's result is written, and its error no larger than eager's."""
+    out = poisoned(kernel, tensors, approximate)
+    assert_no_worse(out, eager(*tensors, approximate)[0], truth(*tensors, approximate=approximate)[0], what)
 
 
 def apart(tensor, by) -> torch.Tensor:
@@ -70,9 +82,7 @@ def test_tails_in_every_configuration(kernel, ops, cuda, dtype, approximate, wit
         config = chosen(ops, tensors)
         assert config in CONFIGS
         found.add(config)
-        out = poisoned(kernel, tensors, approximate)
-        theirs, exact = eager(*tensors, approximate)[0], truth(*tensors, approximate=approximate)[0]
-        assert_no_worse(out, theirs, exact, f"{rows} {cols} {depth} {config}")
+        assert_first_half(kernel, tensors, approximate, f"{rows} {cols} {depth} {config}")
     if torch.cuda.get_device_properties(cuda).multi_processor_count == 132:
         assert found == CONFIGS
 
@@ -82,8 +92,7 @@ def test_many_turns_of_a_block(kernel, ops, cuda, approximate):  # noqa: F811
     """Each multiprocessor makes a dozen tiles, of more stages than the ring has."""
     tensors = without_down(1500, 1032, 12_672, torch.bfloat16, cuda)
     assert chosen(ops, tensors) in CONFIGS
-    out = poisoned(kernel, tensors, approximate)
-    assert_no_worse(out, eager(*tensors, approximate)[0], truth(*tensors, approximate=approximate)[0], "many turns")
+    assert_first_half(kernel, tensors, approximate, "many turns")
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

@@ -99,6 +99,14 @@ inline std::optional<Matrix> as_matrix(const Tensor& tensor) {
   return Matrix{tensor.data_ptr(), rows, sizes[last], row_stride, strides[last]};
 }
 
+// A view of the tensor's memory from its first element on.
+inline Tensor view_as(const Tensor& tensor, IntHeaderOnlyArrayRef sizes, IntHeaderOnlyArrayRef strides) {
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(),
+                                                        strides.data(), 0, &handle));
+  return Tensor(handle);
+}
+
 // (..., C) as a tensor (rows, C): where it is a matrix, without a call of torch's dispatcher.
 inline Tensor as_rows(const Tensor& tensor) {
   const auto sizes = tensor.sizes();
@@ -109,9 +117,7 @@ inline Tensor as_rows(const Tensor& tensor) {
   }
   const std::array<int64_t, 2> shape{matrix->rows, matrix->cols};
   const std::array<int64_t, 2> strides{matrix->rows == 1 ? matrix->cols : matrix->row_stride, matrix->col_stride};
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), 2, shape.data(), strides.data(), 0, &handle));
-  return Tensor(handle);
+  return view_as(tensor, {shape.data(), shape.size()}, {strides.data(), strides.size()});
 }
 
 // Gradients are not torch's business while it lives: operators with `out` refuse arguments that require one.

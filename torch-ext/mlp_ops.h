@@ -85,10 +85,7 @@ inline std::optional<Tensor> joined(const Tensor& first, const Tensor& second, D
   }
   std::vector<int64_t> doubled(sizes.begin(), sizes.end());
   doubled[0] *= 2;
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(first.get(), static_cast<int64_t>(doubled.size()),
-                                                        doubled.data(), strides.data(), 0, &handle));
-  return Tensor(handle);
+  return view_as(first, {doubled.data(), doubled.size()}, strides);
 }
 
 // Both projections as one product, where the two weights are halves of one tensor and so are the biases, if any.

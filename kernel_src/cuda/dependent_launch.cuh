@@ -26,15 +26,20 @@ __device__ __forceinline__ void let_next_kernel_begin() {
 #endif
 }
 
+// An attribute of the current device.
+inline cudaError_t current_device_attribute(cudaDeviceAttr attribute, int* value) {
+  int device = 0;
+  const cudaError_t status = cudaGetDevice(&device);
+  return status == cudaSuccess ? cudaDeviceGetAttribute(value, attribute, device) : status;
+}
+
 // Enqueues kernel<<<grid, block, 0, stream>>>(arguments...) on the current device. The kernel must begin with
 // wait_for_earlier_kernels(), and must not read what they wrote through the read-only path.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_dependent(void (*kernel)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
                              Arguments&&... arguments) {
-  int device = 0;
   int major = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaError_t status = current_device_attribute(cudaDevAttrComputeCapabilityMajor, &major);
   if (status != cudaSuccess) return status;
   cudaLaunchAttribute overlap;
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -58,8 +63,8 @@ cudaError_t allow_all_shared_memory(void (*kernel)(Arguments)) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedLimit);
 }
 
-// The same for kernel<<<blocks, threads, shared_bytes, stream>>>(arguments) in clusters of `cluster` blocks. From
-// compute capability 9.0 on.
+// As launch_dependent, kernel<<<blocks, threads, shared_bytes, stream>>>(arguments) in clusters of `cluster` blocks,
+// from compute capability 9.0 on. An error is not cleared here.
 template <class Arguments>
 cudaError_t launch_dependent_clusters(void (*kernel)(Arguments), int64_t blocks, int threads, int shared_bytes,
                                       int cluster, cudaStream_t stream, const Arguments& arguments) {

@@ -7,6 +7,11 @@
 
 namespace geglu::cuda {
 
+// Elements of a weight beyond which another kernel is the faster one, on an H200 (docs/measured.md).
+constexpr int64_t kSmallWeight = int64_t{1} << 23;
+constexpr int64_t kLargeWeight = int64_t{1} << 25;
+constexpr int64_t kHugeWeight = int64_t{1} << 26;
+
 // out (rows, cols) = gelu(x @ gate.T + gate_bias) * (x @ up.T + up_bias), or x @ gate.T + gate_bias if up is null.
 // x is (rows, depth), gate and up are (cols, depth); biases may be null. Pitches are distances of rows, in elements;
 // out is contiguous. gate and up may be two halves of one tensor. Sums are in float32, and the result is rounded once.

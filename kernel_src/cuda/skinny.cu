@@ -200,12 +200,8 @@ template <typename T>
 cudaError_t launch_typed(const GatedProblem& problem, cudaStream_t stream) {
   const bool small = problem.rows <= kTileCols;
   if (problem.up == nullptr) {
-    int device = 0;
     int multiprocessors = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) {
-      status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-    }
+    const cudaError_t status = current_device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
     if (status != cudaSuccess) return status;
     if (problem.cols <= int64_t{kTileRows} * multiprocessors) {
       return small ? launch_tiles<T, 1, 1, false, kManyWarps>(problem, stream)
@@ -222,9 +218,6 @@ cudaError_t launch_typed(const GatedProblem& problem, cudaStream_t stream) {
 }  // namespace
 
 bool skinny_fits(const GatedProblem& problem, int device) {
-  constexpr int64_t kSmallWeight = int64_t{1} << 23;
-  constexpr int64_t kLargeWeight = int64_t{1} << 25;
-  constexpr int64_t kHugeWeight = int64_t{1} << 26;
   const int64_t weight = problem.cols * problem.depth;
   if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) return false;
   // The larger the weight, the fewer rows of x are worth their time here: then sm90/thin_gemm is faster.

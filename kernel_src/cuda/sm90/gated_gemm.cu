@@ -77,12 +77,8 @@ bool gated_gemm_fits(const GatedProblem& problem, int device) {
 
 cudaError_t launch_gated_gemm(const GatedProblem& problem, const GatedGemmConfig& config, cudaStream_t stream) {
   if (config.cluster < 1 || config.cluster > kMaxCluster || config.band < 1) return cudaErrorInvalidValue;
-  int device = 0;
   int multiprocessors = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess) {
-    status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  }
+  cudaError_t status = current_device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (status == cudaSuccess) {
     status = problem.dtype == DType::kFloat16 ? launch<__half>(problem, config, multiprocessors, stream)
                                               : launch<__nv_bfloat16>(problem, config, multiprocessors, stream);

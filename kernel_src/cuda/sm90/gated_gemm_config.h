@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/gated.h"
+
 namespace geglu::cuda::sm90 {
 
 // A tile is kTileRows rows of x by tile_cols columns of the result, for which it takes as many rows of each weight.
@@ -82,8 +84,6 @@ constexpr GatedGemmConfig choose_gated_gemm(int64_t rows, int64_t cols, int64_t 
 // has more ways to cut such products; with the largest neither was always ahead there.
 constexpr bool gated_gemm_pays(const GatedGemmConfig& config, int64_t rows, int64_t cols, int64_t depth,
                                int32_t multiprocessors) {
-  constexpr int64_t kSmallWeight = int64_t{1} << 23;
-  constexpr int64_t kHugeWeight = int64_t{1} << 26;
   if (rows <= kTileRows || rows >= 448 || cols * depth <= kSmallWeight) return true;
   if (rows <= 192 || cols * depth > kHugeWeight) return false;
   const GatedGemmCost cost = gated_gemm_cost(config, rows, cols, depth, multiprocessors);

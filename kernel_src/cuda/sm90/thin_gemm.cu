@@ -11,10 +11,9 @@ namespace {
 
 template <class Config, bool kTanh>
 cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
-  constexpr int kRowBytes = kTileDepth * sizeof(typename Config::Type);
-  const int tile_weights = Config::kWeights * config.tile_cols;
-  if (tile_weights > Config::kMaxTileWeights || (Config::kWeights == 2 && config.split != 1))
+  if (config.tile_cols > Config::kMaxTileCols || (Config::kWeights == 2 && config.split != 1)) {
     return cudaErrorInvalidValue;
+  }
   ThinGemmArguments arguments = {};
   // A box of which little lies in x takes as long as a full one.
   arguments.box_rows = static_cast<int32_t>(divide_up(problem.rows, 8) * 8);
@@ -38,12 +37,12 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
 
   // No more stages than there are steps: then the blocks of the next kernel may find room beside this one's. Products
   // of rows past the tile's read what lies behind the last stage.
-  const int stage_bytes = Config::kXBytes + tile_weights * kRowBytes;
-  const int behind = (Config::kMaxTileWeights - tile_weights) * kRowBytes;
+  const int stage_bytes = Config::stage_bytes(config.tile_cols);
+  const int behind = Config::weight_bytes(Config::kMaxTileCols - config.tile_cols);
   const int64_t steps = divide_up(arguments.depth_steps, config.split);
   const int64_t room = (kSharedLimit - kThinRingOffset - behind) / stage_bytes;
   arguments.stages = static_cast<int32_t>(std::min({room, steps, int64_t{kMaxThinStages}}));
-  const int sums_bytes = Config::kBatch * thin_pitch(tile_weights) * static_cast<int>(sizeof(float));
+  const int sums_bytes = Config::kBatch * Config::pitch(config.tile_cols) * static_cast<int>(sizeof(float));
   const int shared_bytes = kThinRingOffset + std::max(arguments.stages * stage_bytes + behind, sums_bytes);
   return launch_dependent_clusters(thin_gemm_kernel<Config, kTanh>,
                                    divide_up(problem.cols, config.tile_cols) * config.split, kThinThreads, shared_bytes,

@@ -1,6 +1,6 @@
 // Products of few rows on Hopper, of one weight or of gate and up with GeGLU, where the time is that of reading the
 // weights. The operands are swapped: rows of the weights are the 64-row side of the tensor cores' product, rows of x
-// its side of 8 to 256, so that nothing is padded to 64 rows of x.
+// its side of 16, 64 or 128, so that few of them are not padded to 64.
 //
 // A block has a multiprocessor to itself, and there is a tile for each, as many columns as that takes. It is one
 // producer warp, which has the copy engine fill a ring of stages, and two consumer warpgroups. What is in flight is the
@@ -45,21 +45,26 @@ struct Thin {
   static constexpr int kWeights = kWeightCount;    // 2 for gate and up, 1 for a plain product
   static constexpr int kProducts = kProductCount;  // of 64 rows of the weights, that a consumer makes of a stage
   static constexpr int kBatch = kBatchRows;        // room for rows of x
-  static constexpr int kMaxTileWeights = 64 * kThinConsumers * kProducts;
-  static constexpr int kXBytes = kBatch * kTileDepth * sizeof(T);
+  static constexpr int kMaxTileCols = 64 * kThinConsumers * kProducts / kWeights;
+  static constexpr int kRowBytes = kTileDepth * sizeof(T);  // of a row in a stage
+  static constexpr int kXBytes = kBatch * kRowBytes;
+
+  // A stage of the ring is x's rows and then the weights': a tile's of gate, and then those of up.
+  static __host__ __device__ constexpr int weight_bytes(int tile_cols) { return kWeights * (tile_cols * kRowBytes); }
+  static __host__ __device__ constexpr int stage_bytes(int tile_cols) { return kXBytes + weight_bytes(tile_cols); }
+
+  // The distance of two rows of sums, one of x each, in shared memory. A warp's sums lie in columns that are 2 rows and
+  // 1 apart; with this they fall into different banks.
+  static __host__ __device__ constexpr int pitch(int tile_cols) { return kWeights * tile_cols + 4; }
 };
 
-// In front of the ring, whose stages are x's rows and then the weights': a tile's of gate, and then those of up.
+// In front of the ring.
 struct ThinBarriers {
   uint64_t full[kMaxThinStages];
   uint64_t empty[kMaxThinStages];
 };
 constexpr int kThinRingOffset = 1024;  // the swizzle needs stages aligned to that
 static_assert(sizeof(ThinBarriers) <= kThinRingOffset);
-
-// The distance of two rows of sums, one of x each, in shared memory. A warp's sums lie in columns that are 2 rows and 1
-// apart; with this they fall into different banks.
-__host__ __device__ constexpr int thin_pitch(int tile_weights) { return tile_weights + 4; }
 
 // A block's place: its tile's first column, and its steps of the depth.
 struct ThinPlace {
@@ -91,10 +96,9 @@ class ThinStage {
 template <class Config>
 __device__ __forceinline__ void fill_ring(const ThinGemmArguments& arguments, const ThinPlace& place, char* ring,
                                           ThinBarriers& barriers) {
-  constexpr int kRowBytes = kTileDepth * sizeof(typename Config::Type);
-  const int tile_bytes = arguments.tile_cols * kRowBytes;
-  const int stage_bytes = Config::kXBytes + Config::kWeights * tile_bytes;
-  const int copied_bytes = arguments.box_rows * kRowBytes + Config::kWeights * tile_bytes;
+  const int tile_bytes = arguments.tile_cols * Config::kRowBytes;
+  const int stage_bytes = Config::stage_bytes(arguments.tile_cols);
+  const int copied_bytes = arguments.box_rows * Config::kRowBytes + stage_bytes - Config::kXBytes;
   const auto load_weights = [&](int stage, int step) {
     mbarrier_arrive_expect_bytes(&barriers.full[stage], copied_bytes);
 #pragma unroll
@@ -128,9 +132,8 @@ __device__ __forceinline__ void sum_up(const ThinGemmArguments& arguments, const
                                        ThinBarriers& barriers, int first_product,
                                        float (&sums)[Config::kProducts][Config::kBatch / 2]) {
   using T = typename Config::Type;
-  constexpr int kRowBytes = kTileDepth * sizeof(T);
-  constexpr uint64_t kNextRows = 64 * kRowBytes >> 4;
-  const int stage_bytes = Config::kXBytes + Config::kWeights * arguments.tile_cols * kRowBytes;
+  constexpr uint64_t kNextRows = 64 * Config::kRowBytes >> 4;
+  const int stage_bytes = Config::stage_bytes(arguments.tile_cols);
   const auto pin_all = [&] {
 #pragma unroll
     for (int p = 0; p < Config::kProducts; ++p) pin_registers(sums[p]);
@@ -186,7 +189,7 @@ __device__ __forceinline__ void store_share(const ThinGemmArguments& arguments, 
                                             const float* sums) {
   using T = typename Config::Type;
   constexpr int kPiece = 4;  // columns of a thread
-  const int pitch = thin_pitch(Config::kWeights * arguments.tile_cols);
+  const int pitch = Config::pitch(arguments.tile_cols);
   const int pieces = arguments.tile_cols / kPiece;
   const int first = rank * kThinSharers + threadIdx.x;
   const int step = split * kThinSharers;
@@ -281,7 +284,7 @@ __global__ void __launch_bounds__(kThinThreads, 1)
   if (is_consumer) {
     // Sums of rows past the tile's are of whatever lay there.
     const int tile_weights = Config::kWeights * arguments.tile_cols;
-    const int pitch = thin_pitch(tile_weights);
+    const int pitch = Config::pitch(arguments.tile_cols);
 #pragma unroll
     for (int p = 0; p < Config::kProducts; ++p) {
       const int first = (first_product + p) * 64 + warp % 4 * 16 + threadIdx.x % 32 / 4;

@@ -79,9 +79,6 @@ constexpr ThinGemmConfig choose_thin_gemm(int32_t weights, int64_t rows, int64_t
 // Whether that is at least as fast as the other ways, by measurements on an H200 (docs/measured.md): of gate and up the
 // gated kernel, of one weight cuBLAS. What skinny.cu takes does not come here.
 constexpr bool thin_gemm_pays(int32_t weights, int64_t rows, int64_t cols, int64_t depth) {
-  constexpr int64_t kSmallWeight = int64_t{1} << 23;
-  constexpr int64_t kLargeWeight = int64_t{1} << 25;
-  constexpr int64_t kHugeWeight = int64_t{1} << 26;
   const int64_t weight = cols * depth;
   if (rows <= 4 || (rows <= 8 && weight <= kLargeWeight)) return false;
   if (weights == 2) return rows <= 64 && weight > kSmallWeight;

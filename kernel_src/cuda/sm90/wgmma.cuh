@@ -48,7 +48,6 @@ __device__ __forceinline__ void pin_registers(float (&sums)[kSums]) {
 #define GEGLU_TO_79 GEGLU_TO_59 GEGLU_MORE(6) GEGLU_MORE(7)
 #define GEGLU_TO_89 GEGLU_TO_79 GEGLU_MORE(8)
 #define GEGLU_TO_109 GEGLU_TO_89 GEGLU_MORE(9) GEGLU_MORE(10)
-#define GEGLU_TO_119 GEGLU_TO_109 GEGLU_MORE(11)
 
 #define GEGLU_WGMMA(columns, results, place_of_a, place_of_b, place_of_accumulate, type)                              \
   "{\n"                                                                                                               \
@@ -75,8 +74,6 @@ __device__ __forceinline__ void pin_registers(float (&sums)[kSums]) {
     }                                                                                                   \
   }
 
-GEGLU_DEFINE_WGMMA(256, 128, GEGLU_TO_119 ", %120, %121, %122, %123, %124, %125, %126, %127", "%128", "%129", "%130",
-                   GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_32(64), GEGLU_SUMS_32(96))
 GEGLU_DEFINE_WGMMA(224, 112, GEGLU_TO_109 ", %110, %111", "%112", "%113", "%114", GEGLU_SUMS_32(0), GEGLU_SUMS_32(32),
                    GEGLU_SUMS_32(64), GEGLU_SUMS_8(96), GEGLU_SUMS_8(104))
 GEGLU_DEFINE_WGMMA(192, 96, GEGLU_TO_89 ", %90, %91, %92, %93, %94, %95", "%96", "%97", "%98", GEGLU_SUMS_32(0),
@@ -86,8 +83,6 @@ GEGLU_DEFINE_WGMMA(160, 80, GEGLU_TO_79, "%80", "%81", "%82", GEGLU_SUMS_32(0), 
 GEGLU_DEFINE_WGMMA(128, 64, GEGLU_TO_59 ", %60, %61, %62, %63", "%64", "%65", "%66", GEGLU_SUMS_32(0),
                    GEGLU_SUMS_32(32))
 GEGLU_DEFINE_WGMMA(64, 32, GEGLU_TO_29 ", %30, %31", "%32", "%33", "%34", GEGLU_SUMS_32(0))
-GEGLU_DEFINE_WGMMA(32, 16, GEGLU_TEN() ", %10, %11, %12, %13, %14, %15", "%16", "%17", "%18", GEGLU_SUMS_8(0),
-                   GEGLU_SUMS_8(8))
 GEGLU_DEFINE_WGMMA(16, 8, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10", GEGLU_SUMS_8(0))
 
 }  // namespace geglu::cuda::sm90
