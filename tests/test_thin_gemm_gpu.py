@@ -2,21 +2,20 @@
 
 import itertools
 import re
-from functools import partial
 
 import pytest
 import torch
 from reference import FORMS, HALVES
-from test_gated_gemm_gpu import apart, assert_first_half, in_poisoned_memory, on_hopper, without_down
 from test_gpu import cuda, launched  # noqa: F401  (cuda is a fixture)
 from test_mlp import assert_no_worse, eager, problem, truth
 from test_mlp_gpu import halves, route
+from test_tall_gemm_gpu import apart, assert_first_half, on_hopper, poisoned_block, without_down
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native, on_hopper]
 
 # Around the room for 16 and for 64 rows of x, and in between.
 GATED_ROWS = (9, 15, 16, 17, 33, 63, 64)
-# Columns that give each multiprocessor of 132 a tile of 64 (the least), 104, 128, 136 (a third product), 192 (the
+# Columns that give each multiprocessor of 132 a tile of 64 (the least), 104, 128, 136 (a third consumer), 192 (the
 # most), 104 in two turns; one more, one less than some. With each a depth around steps of 64 that makes it large.
 GATED_SIZES = (
     (8448, 1096),
@@ -39,12 +38,6 @@ def tile_and_split(name):
     found = re.fullmatch(r"thin_gemm:(\d+)x(\d)", name)
     assert found, name
     return int(found[1]), int(found[2])
-
-
-def poisoned_block(kernel, tensors) -> torch.Tensor:
-    """geglu_mlp's result, in memory that held NaN, as the first half's is."""
-    x, gate, _, down, *_ = tensors
-    return in_poisoned_memory(partial(kernel.geglu_mlp, *tensors), x, gate.shape[0], down.shape[0])
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)

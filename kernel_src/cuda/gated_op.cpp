@@ -5,7 +5,7 @@
 
 #include "cuda/on_device.h"
 #include "cuda/skinny.h"
-#include "cuda/sm90/gated_gemm.h"
+#include "cuda/sm90/tall_gemm.h"
 #include "cuda/sm90/thin_gemm.h"
 
 namespace geglu::cuda {
@@ -17,7 +17,7 @@ struct FewRows {};
 
 struct Choice {
   GatedProblem problem = {};
-  std::variant<std::monostate, FewRows, sm90::ThinGemmConfig, sm90::GatedGemmConfig> kernel;
+  std::variant<std::monostate, FewRows, sm90::ThinGemmConfig, sm90::TallGemmConfig> kernel;
 };
 
 // The product as a kernel wants it; nothing if its elements are not neighbours.
@@ -50,12 +50,8 @@ Choice choose(const LinearCall& gate, const LinearCall* up, int device) {
   if (!problem) return {};
   if (skinny_fits(*problem, device)) return {*problem, FewRows{}};
   if (const auto config = sm90::choose_thin_gemm(*problem, device)) return {*problem, *config};
-  if (!sm90::gated_gemm_fits(*problem, device)) return {};
-  int multiprocessors = 0;
-  if (cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return {};
-  const auto config = sm90::choose_gated_gemm(gate.rows, gate.cols, gate.depth, multiprocessors);
-  if (!sm90::gated_gemm_pays(config, gate.rows, gate.cols, gate.depth, multiprocessors)) return {};
-  return {*problem, config};
+  if (const auto config = sm90::choose_tall_gemm(*problem, device)) return {*problem, *config};
+  return {};
 }
 
 template <class... Cases>
@@ -73,7 +69,7 @@ std::string own_kernel(const LinearCall& gate, const LinearCall* up) {
       [](std::monostate) { return std::string(); },
       [](FewRows) { return std::string("few_rows"); },
       [&](const sm90::ThinGemmConfig& config) { return "thin_gemm:" + sizes(config.tile_cols, config.split); },
-      [&](const sm90::GatedGemmConfig& config) { return "gated_gemm:" + sizes(config.tile_cols, config.cluster); },
+      [&](const sm90::TallGemmConfig& config) { return "tall_gemm:" + sizes(config.tile_cols, config.cluster); },
   };
   const OnDevice on(gate.x);
   return std::visit(name, choose(gate, up, on.device()).kernel);
@@ -94,7 +90,7 @@ bool run_own_kernel(const LinearCall& gate, const LinearCall* up, bool tanh, boo
       [](std::monostate) { return false; },
       [&](FewRows) { return launched(launch_skinny(problem, on.stream())); },
       [&](const sm90::ThinGemmConfig& config) { return launched(launch_thin_gemm(problem, config, on.stream())); },
-      [&](const sm90::GatedGemmConfig& config) { return launched(launch_gated_gemm(problem, config, on.stream())); },
+      [&](const sm90::TallGemmConfig& config) { return launched(launch_tall_gemm(problem, config, on.stream())); },
   };
   return std::visit(launch, choice.kernel);
 }

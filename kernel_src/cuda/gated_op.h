@@ -8,7 +8,7 @@
 namespace geglu::cuda {
 
 // The kernel for x @ gate.weight.T + gate.bias, or with `up` for gelu(that) * (x @ up.weight.T + up.bias): its name and
-// configuration, as in "gated_gemm:96x2". Empty if there is none, or if cuBLASLt is faster.
+// configuration, as in "tall_gemm:96x2". Empty if there is none, or if cuBLASLt is faster.
 std::string own_kernel(const LinearCall& gate, const LinearCall* up);
 
 // Runs it into out (rows, cols), contiguous. False if there is none, and then nothing was done. after_own: the kernel

@@ -48,6 +48,21 @@ template <>
 struct FastGelu<true> {
   static __device__ __forceinline__ float value(float x) { return x * sigmoid(x); }
 
+  // The same for several at once, in steps that each take all of them: a compiler that is short of registers makes one
+  // after the other, and waits for every instruction of each.
+  template <int kCount>
+  static __device__ __forceinline__ void apply(float (&x)[kCount]) {
+    float t[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) t[i] = minus_t(x[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) t[i] = exp2_approx(t[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) t[i] = reciprocal_approx(1.0f + t[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] *= t[i];
+  }
+
   static __device__ __forceinline__ ValueAndDerivative<float> value_and_derivative(float x) {
     const float s = sigmoid(x);
     // sigmoid is 0 or 1 long before |x| = 32; beyond, x * t' may overflow while 1 - s or s is 0.
@@ -57,11 +72,11 @@ struct FastGelu<true> {
   }
 
  private:
-  static __device__ __forceinline__ float sigmoid(float x) {
-    // The constants are those of t times -log2(e).
-    const float minus_t = x * fmaf(-0.10294323958002348742f, x * x, -2.30220819814432488913f);
-    return reciprocal_approx(1.0f + exp2_approx(minus_t));
+  // -t * log2(e)
+  static __device__ __forceinline__ float minus_t(float x) {
+    return x * fmaf(-0.10294323958002348742f, x * x, -2.30220819814432488913f);
   }
+  static __device__ __forceinline__ float sigmoid(float x) { return reciprocal_approx(1.0f + exp2_approx(minus_t(x))); }
 };
 
 // F = Phi = 1 - Q(x) for positive x, else Q(-x); Q(a) = exp(-a^2 / 2) * R(a); F' = phi (see ExactGelu)
@@ -70,6 +85,23 @@ struct FastGelu<false> {
   static __device__ __forceinline__ float value(float x) {
     const float a = fminf(fabsf(x), kFar);
     return x * phi_integral(x, a, gaussian(a));
+  }
+
+  template <int kCount>
+  static __device__ __forceinline__ void apply(float (&x)[kCount]) {
+    float a[kCount];
+    float e[kCount];
+    float d[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) a[i] = fminf(fabsf(x[i]), kFar);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) e[i] = gaussian(a[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) d[i] = denominator(a[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) d[i] = reciprocal_approx(d[i]);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] *= from_tail(x[i], e[i] * numerator(a[i]) * d[i]);
   }
 
   static __device__ __forceinline__ ValueAndDerivative<float> value_and_derivative(float x) {
@@ -85,11 +117,18 @@ struct FastGelu<false> {
 
   static __device__ __forceinline__ float gaussian(float a) { return exp2_approx(-0.72134752044448170368f * (a * a)); }
 
+  // R = numerator / denominator
+  static __device__ __forceinline__ float numerator(float a) {
+    return polynomial(a, 0.5f, 0.348143667f, 0.111597568f, 0.0151724881f);
+  }
+  static __device__ __forceinline__ float denominator(float a) {
+    return polynomial(a, 1.0f, 1.49416649f, 0.915425539f, 0.279410392f, 0.0380408429f);
+  }
+
+  // Phi(x) of Q(|x|)
+  static __device__ __forceinline__ float from_tail(float x, float q) { return fabsf((x > 0.0f ? 1.0f : 0.0f) - q); }
   static __device__ __forceinline__ float phi_integral(float x, float a, float e) {
-    const float n = polynomial(a, 0.5f, 0.348143667f, 0.111597568f, 0.0151724881f);
-    const float d = polynomial(a, 1.0f, 1.49416649f, 0.915425539f, 0.279410392f, 0.0380408429f);
-    const float q = e * n * reciprocal_approx(d);
-    return fabsf((x > 0.0f ? 1.0f : 0.0f) - q);
+    return from_tail(x, e * numerator(a) * reciprocal_approx(denominator(a)));
   }
 };
 

@@ -1,5 +1,6 @@
 """One case from inputs to rows: check every provider against fp64, then let those that are right take turns."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -7,7 +8,7 @@ import torch
 
 from . import reference, timing
 from .linear import LinearInputs
-from .model import FAILED, NOT_AVAILABLE, Case, Row
+from .model import FAILED, NOT_AVAILABLE, Case, Ceilings, Row
 from .providers import (
     EAGER,
     LAYER,
@@ -27,6 +28,12 @@ from .providers import (
 _MUST_RUN = (OURS, PACKED, LAYER, UNPACKED, EAGER)
 
 _MAX_SETS = {"event": 6, "graph": 4096, "host": 1, "wall": 8}
+
+# The start of a replay costs some 3 us (H200), which are not those of the calls in it: a replay holds many calls, or
+# few that last.
+_REPLAY_MICROS = 400.0
+_REPLAY_CALLS = 16
+_PRESENT_GPU = Ceilings(copy=4e12, read=4e12, gemm=7e14)  # roughly; it decides lengths alone
 
 
 @dataclass
@@ -61,7 +68,7 @@ def measure(case: Case, lab: Lab) -> list[Row]:
                 row.note = f"{type(error).__name__}: {_first_line(error)}"
         admitted = {name: calls for name, calls in turns.items() if calls}
         if admitted:
-            samples = _time(case, lab, admitted, len(inputs))
+            samples = _time(case, lab, admitted, len(inputs) * _rotations(case, len(inputs)))
             for row in rows:
                 if row.provider in samples:
                     row.micros, row.fastest, row.spread = timing.summary(samples[row.provider])
@@ -72,6 +79,12 @@ def _set_count(case: Case, lab: Lab) -> int:
     """Input sets to rotate over: enough to pass the cache, and two at least where the mode rotates at all."""
     wanted = max(2, -(-timing.cache_bytes(lab.device) // case.minimal_bytes))
     return min(wanted, _MAX_SETS[case.mode])
+
+
+def _rotations(case: Case, sets: int) -> int:
+    """How often a replay goes over the input sets."""
+    lasting = _REPLAY_MICROS / (sets * case.floor_micros(_PRESENT_GPU))
+    return max(1, math.ceil(min(lasting, _REPLAY_CALLS / sets)))
 
 
 def _eager_errors(case: Case, lab: Lab, inputs: Inputs) -> list[float]:
@@ -95,7 +108,7 @@ def _admit(row: Row, lab: Lab, inputs: list[Inputs], bounds: list[float]) -> lis
             row.status = FAILED
             row.note = f"error {row.error:.3g} against fp64, allowed {row.error_bound:.3g}: not timed"
             return []
-    return timing.captured(calls) if row.case.mode == "graph" else calls
+    return timing.captured(calls * _rotations(row.case, len(calls))) if row.case.mode == "graph" else calls
 
 
 def _strain(error: float, limit: float) -> float:
@@ -109,7 +122,7 @@ def _poison(inputs: Inputs | LinearInputs) -> None:
     del blocks
 
 
-def _time(case: Case, lab: Lab, turns: timing.Turns, sets: int) -> timing.Samples:
+def _time(case: Case, lab: Lab, turns: timing.Turns, per_run: int) -> timing.Samples:
     if case.mode == "event":
         # A forward and a backward pass keep the host busy for longer than one flush keeps the device.
         flushes = 16 if case.op == "linear_train" else 1
@@ -120,7 +133,7 @@ def _time(case: Case, lab: Lab, turns: timing.Turns, sets: int) -> timing.Sample
 
         return timing.device_times(turns, lab.budget, between=flush)
     if case.mode == "graph":
-        return timing.device_times(turns, lab.budget, per_run=sets)
+        return timing.device_times(turns, lab.budget, per_run=per_run)
     if case.mode == "host":
         return timing.host_times(turns, lab.synchronize)
     return timing.wall_times(turns, lab.budget)

@@ -38,16 +38,16 @@ struct Destination {
   int32_t cols;
 };
 
-// The biases of the columns in `kCount` groups of 8 that this lane has sums of; 0 without a bias and past the last.
-template <typename T, int kCount>
-__device__ __forceinline__ void load_bias(float (&values)[2 * kCount], const void* bias, int column, int cols) {
-#pragma unroll
-  for (float& value : values) value = 0.0f;
+// Adds the biases of columns `column` on to sums of 8 * kGroups columns; 0 without a bias.
+template <typename T, int kGroups>
+__device__ __forceinline__ void add_bias(float* sums, const void* bias, int column, int cols) {
   if (bias == nullptr) return;
 #pragma unroll
-  for (int i = 0; i < 2 * kCount; ++i) {
+  for (int i = 0; i < 2 * kGroups; ++i) {
     const int at = column + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
-    if (at < cols) values[i] = static_cast<float>(static_cast<const T*>(bias)[at]);
+    const float value = at < cols ? static_cast<float>(static_cast<const T*>(bias)[at]) : 0.0f;
+    sums[i / 2 * 4 + i % 2] += value;
+    sums[i / 2 * 4 + i % 2 + 2] += value;
   }
 }
 
@@ -66,23 +66,22 @@ __device__ __forceinline__ void copy_chunk(const Destination& to, const char* bu
 }
 
 // The calling warp's 16 rows from `row` on, kTileCols columns from `column` on, as wgmma leaves their sums: those of
-// gate, then those of up. Every lane of the warp calls it. `staging` is the warp's own and may be read by the copy
-// engine after the call.
-template <typename T, bool kTanh, int kTileCols>
-__device__ __forceinline__ void store_tile(const float (&sums)[kTileCols], char* staging, const Destination& to,
-                                           int row, int column) {
+// gate, then those of up if there are two weights, and then GeGLU of them is what is stored. Every lane of the warp
+// calls it. `staging` is the warp's own and may be read by the copy engine after the call.
+template <typename T, int kWeights, bool kTanh, int kTileCols>
+__device__ __forceinline__ void store_tile(float (&sums)[kWeights * kTileCols / 2], char* staging,
+                                           const Destination& to, int row, int column) {
   using Stage = Staging<T, kTileCols>;
   constexpr int kUp = kTileCols / 2;  // from a sum of gate to that of up
-  constexpr int kGroups = Stage::kCols / 8;
   const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int w = 0; w < kWeights; ++w) {
+    add_bias<T, kTileCols / 8>(sums + w * kUp, to.bias[w], column, to.cols);
+  }
 #pragma unroll
   for (int chunk = 0; chunk < kTileCols / Stage::kCols; ++chunk) {
     const int first = column + chunk * Stage::kCols;
     char* buffer = staging + chunk % Stage::kBuffers * (Stage::kBytes / Stage::kBuffers);
-    float gate_bias[2 * kGroups];
-    float up_bias[2 * kGroups];
-    load_bias<T, kGroups>(gate_bias, to.bias[0], first, to.cols);
-    load_bias<T, kGroups>(up_bias, to.bias[1], first, to.cols);
 
     // The buffer is free once the store before last has read it; a tile begins with both free.
     if (lane == 0) {
@@ -94,17 +93,19 @@ __device__ __forceinline__ void store_tile(const float (&sums)[kTileCols], char*
     }
     __syncwarp();
 #pragma unroll
-    for (int group = 0; group < kGroups; group += 2) {
-      uint32_t matrices[4];  // rows 0 to 7 and 8 to 15 of 8 columns, then of the next 8
+    for (int group = 0; group < Stage::kCols / 8; group += 2) {
+      const int at = chunk * (Stage::kCols / 2) + group * 4;
+      float results[8];  // rows 0 to 7 and 8 to 15 of 8 columns, then of the next 8; two columns each
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 4 * (chunk * kGroups + group + i / 2) + i % 2 * 2;
-        const int bias = 2 * (group + i / 2);
-        const float low = FastGelu<kTanh>::value(sums[at] + gate_bias[bias]) * (sums[at + kUp] + up_bias[bias]);
-        const float high =
-            FastGelu<kTanh>::value(sums[at + 1] + gate_bias[bias + 1]) * (sums[at + 1 + kUp] + up_bias[bias + 1]);
-        pack_pair(low, high, reinterpret_cast<T*>(&matrices[i]));
+      for (int i = 0; i < 8; ++i) results[i] = sums[at + i];
+      if constexpr (kWeights == 2) {
+        FastGelu<kTanh>::apply(results);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) results[i] *= sums[at + i + kUp];
       }
+      uint32_t matrices[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pack_pair(results[2 * i], results[2 * i + 1], reinterpret_cast<T*>(&matrices[i]));
       store_matrices(shared_address(buffer) + Stage::offset(lane % 16, group + lane / 16), matrices);
     }
     if (to.unaligned == nullptr) {

@@ -120,6 +120,13 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t 
                : "memory");
 }
 
+// "stmatrix", .trans: the same where the lane's elements are rows 2 * (i % 4) and that + 1, of column i / 4.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t address, const uint32_t (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
 // "Miscellaneous Instructions: setmaxnreg"
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {

@@ -38,25 +38,25 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
   // No more stages than there are steps: then the blocks of the next kernel may find room beside this one's. Products
   // of rows past the tile's read what lies behind the last stage.
   const int stage_bytes = Config::stage_bytes(config.tile_cols);
-  const int behind = Config::weight_bytes(Config::kMaxTileCols - config.tile_cols);
+  const int behind = (Config::kMaxTileCols - config.tile_cols) * Config::kRowBytes;
   const int64_t steps = divide_up(arguments.depth_steps, config.split);
   const int64_t room = (kSharedLimit - kThinRingOffset - behind) / stage_bytes;
   arguments.stages = static_cast<int32_t>(std::min({room, steps, int64_t{kMaxThinStages}}));
-  const int sums_bytes = Config::kBatch * Config::pitch(config.tile_cols) * static_cast<int>(sizeof(float));
-  const int shared_bytes = kThinRingOffset + std::max(arguments.stages * stage_bytes + behind, sums_bytes);
+  const int shared_bytes =
+      kThinRingOffset + std::max(arguments.stages * stage_bytes + behind, Config::result_bytes(config.tile_cols));
   return launch_dependent_clusters(thin_gemm_kernel<Config, kTanh>,
-                                   divide_up(problem.cols, config.tile_cols) * config.split, kThinThreads, shared_bytes,
-                                   config.split, stream, arguments);
+                                   divide_up(problem.cols, config.tile_cols) * config.split, Config::kThreads,
+                                   shared_bytes, config.split, stream, arguments);
 }
 
 template <typename T, bool kTanh>
 cudaError_t launch_gated(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
   if (config.batch_rows == 16) {
-    return config.products == 2 ? launch<Thin<T, 2, 2, 16>, kTanh>(problem, config, stream)
-                                : launch<Thin<T, 2, 3, 16>, kTanh>(problem, config, stream);
+    return config.consumers == 2 ? launch<Thin<T, 2, 2, 16>, kTanh>(problem, config, stream)
+                                 : launch<Thin<T, 2, 3, 16>, kTanh>(problem, config, stream);
   }
-  return config.products == 2 ? launch<Thin<T, 2, 2, 64>, kTanh>(problem, config, stream)
-                              : launch<Thin<T, 2, 3, 64>, kTanh>(problem, config, stream);
+  return config.consumers == 2 ? launch<Thin<T, 2, 2, 64>, kTanh>(problem, config, stream)
+                               : launch<Thin<T, 2, 3, 64>, kTanh>(problem, config, stream);
 }
 
 template <typename T>
@@ -67,17 +67,17 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
   }
   switch (config.batch_rows) {
     case 16:
-      return launch<Thin<T, 1, 1, 16>, false>(problem, config, stream);
+      return launch<Thin<T, 1, 2, 16>, false>(problem, config, stream);
     case 64:
-      return launch<Thin<T, 1, 1, 64>, false>(problem, config, stream);
+      return launch<Thin<T, 1, 2, 64>, false>(problem, config, stream);
     default:
-      return launch<Thin<T, 1, 1, kMaxThinRows>, false>(problem, config, stream);
+      return launch<Thin<T, 1, 2, kMaxThinRows>, false>(problem, config, stream);
   }
 }
 
 // A property of the device, which is the current one. A size that cannot run counts 0.
 ThinGemmSlots count_slots() {
-  const auto kernel = thin_gemm_kernel<Thin<__nv_bfloat16, 1, 1, 64>, false>;
+  const auto kernel = thin_gemm_kernel<Thin<__nv_bfloat16, 1, 2, 64>, false>;
   constexpr int kWholeMultiprocessor = 200 * 1024;
   ThinGemmSlots slots = {};
   if (allow_all_shared_memory(kernel) != cudaSuccess) {
@@ -90,7 +90,7 @@ ThinGemmSlots count_slots() {
     cluster.val.clusterDim = {static_cast<unsigned>(split), 1, 1};
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(static_cast<unsigned>(split));
-    config.blockDim = dim3(kThinThreads);
+    config.blockDim = dim3(Thin<__nv_bfloat16, 1, 2, 64>::kThreads);
     config.dynamicSmemBytes = kWholeMultiprocessor;
     config.attrs = &cluster;
     config.numAttrs = 1;

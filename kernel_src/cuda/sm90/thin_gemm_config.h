@@ -5,19 +5,19 @@
 #include <array>
 #include <cstdint>
 
-#include "cuda/sm90/gated_gemm_config.h"
+#include "cuda/sm90/tall_gemm_config.h"
 
 namespace geglu::cuda::sm90 {
 
 // A cluster of `split` blocks makes tile_cols columns of the result. Each of its blocks takes a share of the depth.
 struct ThinGemmConfig {
   int32_t batch_rows;  // room for rows of x
-  int32_t products;    // of 64 rows of the weights, that each of a block's consumers makes
+  int32_t consumers;   // warpgroups of a block, which make up to kThinConsumerCols of its columns each
   int32_t tile_cols;   // a multiple of 8
   int32_t split;
 };
 
-constexpr int32_t kThinConsumers = 2;
+constexpr int32_t kThinConsumerCols = 64;
 constexpr int32_t kMaxThinRows = 128;  // of x
 constexpr int32_t kThinSplits[] = {1, 2, 3, 4, 6, 8};
 constexpr int32_t kMaxThinSplit = 8;
@@ -42,7 +42,7 @@ constexpr int64_t thin_gemm_cost(const ThinGemmConfig& config, int64_t rows, int
     const int64_t blocks = clusters * config.split;
     const int64_t memory = weights * blocks / 2600 + x * blocks / 24000;
     const int64_t multiprocessor = std::max((weights + x) / 38, weights / 26);
-    const int64_t products = 4 * kThinConsumers * config.products * std::max(config.batch_rows / 2, 16);
+    const int64_t products = 4 * config.consumers * std::max(config.batch_rows / 2, 16);
     return std::max({memory, multiprocessor, products}) + 40;
   };
   const int64_t tiles = divide_up(cols, config.tile_cols);
@@ -59,14 +59,14 @@ constexpr ThinGemmConfig choose_thin_gemm(int32_t weights, int64_t rows, int64_t
                                           const ThinGemmSlots& slots) {
   const int32_t batch_rows = rows <= 16 ? 16 : rows <= 64 ? 64 : kMaxThinRows;
   if (weights == 2) {
-    const int32_t tile_cols = thin_gemm_tile(cols, slots[1], 64, 192);
-    return {batch_rows, tile_cols <= 128 ? 2 : 3, tile_cols, 1};
+    const int32_t tile_cols = thin_gemm_tile(cols, slots[1], 64, 3 * kThinConsumerCols);
+    return {batch_rows, tile_cols <= 2 * kThinConsumerCols ? 2 : 3, tile_cols, 1};
   }
   ThinGemmConfig best = {};
   int64_t fewest = INT64_MAX;
   for (const int32_t split : kThinSplits) {
     if (slots[split] < 1 || split > divide_up(depth, kTileDepth)) continue;
-    const ThinGemmConfig config = {batch_rows, 1, thin_gemm_tile(cols, slots[split], 64, 128), split};
+    const ThinGemmConfig config = {batch_rows, 2, thin_gemm_tile(cols, slots[split], 64, 2 * kThinConsumerCols), split};
     const int64_t cost = thin_gemm_cost(config, rows, cols, depth, slots[split]);
     if (cost < fewest) {
       best = config;

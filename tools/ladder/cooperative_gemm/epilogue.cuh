@@ -19,6 +19,19 @@ struct Combine {
   }
 };
 
+// The biases of the columns in `kCount` groups of 8 that this lane has sums of; 0 without a bias and past the last.
+template <typename T, int kCount>
+__device__ __forceinline__ void load_bias(float (&values)[2 * kCount], const void* bias, int column, int cols) {
+#pragma unroll
+  for (float& value : values) value = 0.0f;
+  if (bias == nullptr) return;
+#pragma unroll
+  for (int i = 0; i < 2 * kCount; ++i) {
+    const int at = column + i / 2 * 8 + threadIdx.x % 4 * 2 + i % 2;
+    if (at < cols) values[i] = static_cast<float>(static_cast<const T*>(bias)[at]);
+  }
+}
+
 // The calling warp's 16 rows from `row` on, kTileCols columns from `column` on; `sums` as wgmma leaves them. Every lane
 // of the warp calls it. `staging` is the warp's own and may be read by the copy engine after the call.
 template <typename T, class Combine, int kTileCols, int kSums>

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/sm90/gated_gemm_config.h"
+#include "cuda/sm90/tall_gemm_config.h"
 
 namespace geglu::cuda::sm90::cooperative {
 

@@ -13,10 +13,10 @@
 // the other has the tensor cores to itself.
 #pragma once
 
-#include "cuda/sm90/gated_gemm.cuh"
+#include "cuda/sm90/tall_gemm.cuh"
+#include "cuda/sm90/wgmma.cuh"
 #include "epilogue.cuh"
 #include "gemm_config.h"
-#include "wgmma.cuh"
 
 namespace geglu::cuda::sm90::cooperative {
 

@@ -1,30 +1,33 @@
 #include <algorithm>
 
-#include "cuda/sm90/gated_gemm.cuh"
-#include "cuda/sm90/gated_gemm.h"
+#include "cuda/sm90/tall_gemm.cuh"
+#include "cuda/sm90/tall_gemm.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace geglu::cuda::sm90 {
 namespace {
 
-template <typename T, bool kTanh, int kTileCols>
-cudaError_t launch(const GatedProblem& problem, const GatedGemmConfig& config, int multiprocessors,
+template <typename T, int kWeights, bool kTanh, int kTileCols>
+cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, int multiprocessors,
                    cudaStream_t stream) {
   const bool aligned_out = boxes_fit(problem.out, problem.cols);
   // As many tiles as it takes, of even heights: a box of which little lies in x takes as long as a full one.
   const int64_t tiles_down = divide_up(problem.rows, kTileRows * config.cluster);
   const int64_t warps_down = divide_up(problem.rows, tiles_down * config.cluster * kWarpRows);
-  GatedGemmArguments arguments = {};
+  TallGemmArguments arguments = {};
   arguments.tile_rows = static_cast<int32_t>(warps_down * kWarpRows);
   const auto describe = [&](CUtensorMap* map, const void* matrix, int64_t rows, int64_t pitch, int box_rows) {
     return make_tensor_map(map, problem.dtype, matrix, rows, problem.depth, pitch, box_rows, kTileDepth);
   };
   cudaError_t status = describe(&arguments.x, problem.x, problem.rows, problem.x_pitch, arguments.tile_rows);
+  constexpr int kPartRows = Storage<T, kWeights, kTileCols>::kPartRows;
   if (status == cudaSuccess) {
-    status = describe(&arguments.weight[0], problem.gate, problem.cols, problem.gate_pitch, kTileCols);
+    status = describe(&arguments.weight[0], problem.gate, problem.cols, problem.gate_pitch, kPartRows);
   }
-  if (status == cudaSuccess) {
-    status = describe(&arguments.weight[1], problem.up, problem.cols, problem.up_pitch, kTileCols);
+  if (kWeights == 1) {
+    arguments.weight[1] = arguments.weight[0];
+  } else if (status == cudaSuccess) {
+    status = describe(&arguments.weight[1], problem.up, problem.cols, problem.up_pitch, kPartRows);
   }
   if (status == cudaSuccess && aligned_out) {
     status = make_tensor_map(&arguments.destination.map, problem.dtype, problem.out, problem.rows, problem.cols,
@@ -42,40 +45,61 @@ cudaError_t launch(const GatedProblem& problem, const GatedGemmConfig& config, i
 
   const int64_t tiles = int64_t{arguments.order.tiles_down} * arguments.order.tiles_across * config.cluster;
   const int64_t blocks = multiprocessors / config.cluster * config.cluster;
-  return launch_dependent_clusters(gated_gemm_kernel<T, kTanh, kTileCols>, std::min(tiles, blocks), kThreads,
-                                   sizeof(Storage<T, kTileCols>), config.cluster, stream, arguments);
+  return launch_dependent_clusters(tall_gemm_kernel<T, kWeights, kTanh, kTileCols>, std::min(tiles, blocks), kThreads,
+                                   sizeof(Storage<T, kWeights, kTileCols>), config.cluster, stream, arguments);
 }
 
 template <typename T, bool kTanh>
-cudaError_t launch(const GatedProblem& problem, const GatedGemmConfig& config, int multiprocessors,
-                   cudaStream_t stream) {
+cudaError_t launch_gated(const GatedProblem& problem, const TallGemmConfig& config, int multiprocessors,
+                         cudaStream_t stream) {
   switch (config.tile_cols) {
     case 112:
-      return launch<T, kTanh, 112>(problem, config, multiprocessors, stream);
+      return launch<T, 2, kTanh, 112>(problem, config, multiprocessors, stream);
     case 96:
-      return launch<T, kTanh, 96>(problem, config, multiprocessors, stream);
+      return launch<T, 2, kTanh, 96>(problem, config, multiprocessors, stream);
     case 80:
-      return launch<T, kTanh, 80>(problem, config, multiprocessors, stream);
+      return launch<T, 2, kTanh, 80>(problem, config, multiprocessors, stream);
     case 64:
-      return launch<T, kTanh, 64>(problem, config, multiprocessors, stream);
+      return launch<T, 2, kTanh, 64>(problem, config, multiprocessors, stream);
   }
   return cudaErrorInvalidValue;
 }
 
 template <typename T>
-cudaError_t launch(const GatedProblem& problem, const GatedGemmConfig& config, int multiprocessors,
+cudaError_t launch_plain(const GatedProblem& problem, const TallGemmConfig& config, int multiprocessors,
+                         cudaStream_t stream) {
+  switch (config.tile_cols) {
+    case 256:
+      return launch<T, 1, false, 256>(problem, config, multiprocessors, stream);
+    case 192:
+      return launch<T, 1, false, 192>(problem, config, multiprocessors, stream);
+    case 128:
+      return launch<T, 1, false, 128>(problem, config, multiprocessors, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <typename T>
+cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, int multiprocessors,
                    cudaStream_t stream) {
-  return problem.tanh ? launch<T, true>(problem, config, multiprocessors, stream)
-                      : launch<T, false>(problem, config, multiprocessors, stream);
+  if (problem.up == nullptr) return launch_plain<T>(problem, config, multiprocessors, stream);
+  return problem.tanh ? launch_gated<T, true>(problem, config, multiprocessors, stream)
+                      : launch_gated<T, false>(problem, config, multiprocessors, stream);
 }
 
 }  // namespace
 
-bool gated_gemm_fits(const GatedProblem& problem, int device) {
-  return problem.up != nullptr && boxes_fit(problem, device);
+std::optional<TallGemmConfig> choose_tall_gemm(const GatedProblem& problem, int device) {
+  int multiprocessors = 0;
+  if (!boxes_fit(problem, device) ||
+      cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return std::nullopt;
+  }
+  const int weights = problem.up != nullptr ? 2 : 1;
+  return choose_tall_gemm(weights, problem.rows, problem.cols, problem.depth, multiprocessors);
 }
 
-cudaError_t launch_gated_gemm(const GatedProblem& problem, const GatedGemmConfig& config, cudaStream_t stream) {
+cudaError_t launch_tall_gemm(const GatedProblem& problem, const TallGemmConfig& config, cudaStream_t stream) {
   if (config.cluster < 1 || config.cluster > kMaxCluster || config.band < 1) return cudaErrorInvalidValue;
   int multiprocessors = 0;
   cudaError_t status = current_device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);

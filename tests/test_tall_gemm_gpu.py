@@ -1,4 +1,4 @@
-"""Hopper's kernel for both projections and GeGLU: every configuration over tails, layouts, and what it refuses."""
+"""Hopper's kernel for many rows, of gate and up or of one weight: configurations over tails, layouts, refusals."""
 
 import itertools
 from functools import partial
@@ -16,7 +16,8 @@ on_hopper = pytest.mark.skipif(
 )
 pytestmark = [pytest.mark.gpu, pytest.mark.native, on_hopper]
 
-CONFIGS = {f"gated_gemm:{tile_cols}x{cluster}" for tile_cols in (112, 96, 80, 64) for cluster in (2, 1)}
+# Of gate and up.
+CONFIGS = {f"tall_gemm:{tile_cols}x{cluster}" for tile_cols in (112, 96, 80, 64) for cluster in (2, 1)}
 # Around a tile of 128 rows, a warp's 16, two tiles, the row from which on the kernel takes large weights as well.
 ROWS = (17, 64, 127, 128, 129, 257, 300, 449)
 # Around a tile of 64; then as many as make each configuration the best on 132 multiprocessors, one more, one less.
@@ -30,11 +31,21 @@ DEEP = (
     (256, 14_336, 3584),
     (250, 14_335, 3576),
 )
+# Rows, columns and depths that make each configuration of one weight the best: whole tiles, and odd ends in all three.
+PLAIN = {
+    "tall_gemm:256x2": ((4096, 1024, 32_776), (5121, 1536, 21_848), (4096, 1023, 32_808)),
+    "tall_gemm:192x2": ((4096, 768, 43_696), (4225, 3585, 9360), (4480, 2049, 16_384)),
+    "tall_gemm:128x2": ((4096, 512, 65_544), (5249, 3584, 9368), (6144, 1407, 23_856)),
+}
 
 
 def chosen(ops, tensors) -> str:
     """The first half's kernel."""
     return route(ops, tensors).split("+")[0]
+
+
+def way_back(ops, tensors) -> str:
+    return route(ops, tensors).split("+")[-1]
 
 
 def without_down(rows, depth, cols, dtype, device, with_bias=True):
@@ -56,6 +67,12 @@ def poisoned(kernel, tensors, approximate="tanh") -> torch.Tensor:
     """linear_geglu's result, in memory that held NaN."""
     run = partial(kernel.linear_geglu, *gated(tensors), approximate=approximate)
     return in_poisoned_memory(run, tensors[0], tensors[1].shape[0])
+
+
+def poisoned_block(kernel, tensors) -> torch.Tensor:
+    """geglu_mlp's result, in memory that held NaN, as the first half's is."""
+    x, gate, _, down, *_ = tensors
+    return in_poisoned_memory(partial(kernel.geglu_mlp, *tensors), x, gate.shape[0], down.shape[0])
 
 
 def assert_first_half(kernel, tensors, approximate, what) -> None:
@@ -87,6 +104,19 @@ def test_tails_in_every_configuration(kernel, ops, cuda, dtype, approximate, wit
         assert found == CONFIGS
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("with_bias", (False, True), ids=("plain", "bias"))
+def test_one_weight_in_every_configuration(kernel, ops, cuda, dtype, with_bias):  # noqa: F811
+    for config, sizes in PLAIN.items():
+        for rows, cols, depth in sizes:
+            tensors = problem((rows,), 8, depth, cols, dtype, cuda, with_bias)
+            if torch.cuda.get_device_properties(cuda).multi_processor_count == 132:
+                assert way_back(ops, tensors) == config
+            out = poisoned_block(kernel, tensors)
+            what = f"{rows} {cols} {depth} {config}"
+            assert_no_worse(out, eager(*tensors)[1], truth(*tensors)[1], what)
+
+
 @pytest.mark.parametrize("approximate", FORMS)
 def test_many_turns_of_a_block(kernel, ops, cuda, approximate):  # noqa: F811
     """Each multiprocessor makes a dozen tiles, of more stages than the ring has."""
@@ -112,7 +142,7 @@ def test_one_launch_for_both_projections(kernel, ops, cuda):  # noqa: F811
     tensors = without_down(8192, 768, 3072, torch.bfloat16, cuda)
     assert chosen(ops, tensors) in CONFIGS
     names = launched(lambda: kernel.linear_geglu(*gated(tensors)))
-    assert len(names) == 1 and "gated_gemm" in names[0], names
+    assert len(names) == 1 and "tall_gemm" in names[0], names
 
 
 def test_nothing_outside_the_result_is_written(kernel, cuda):  # noqa: F811
@@ -164,6 +194,16 @@ def test_more_than_two_to_the_31_results(kernel, ops, cuda):  # noqa: F811
 
 
 @pytest.mark.sanitize
+@pytest.mark.parametrize("config", PLAIN)
+def test_sanitize_tall_gemm_of_one_weight(kernel, ops, cuda, config):  # noqa: F811
+    rows, cols, depth = PLAIN[config][-1]
+    tensors = problem((rows,), 8, depth, cols, torch.bfloat16, cuda)
+    expected = eager(*tensors)[1]
+    out = kernel.geglu_mlp(*tensors)
+    assert (out - expected).abs().max() <= 0.02 * expected.abs().max()
+
+
+@pytest.mark.sanitize
 @pytest.mark.parametrize(
     ("rows", "cols", "depth"),
     [
@@ -175,7 +215,7 @@ def test_more_than_two_to_the_31_results(kernel, ops, cuda):  # noqa: F811
         (384, 4928, 1696),
     ],
 )
-def test_sanitize_gated_gemm(kernel, ops, cuda, rows, cols, depth):  # noqa: F811
+def test_sanitize_tall_gemm(kernel, ops, cuda, rows, cols, depth):  # noqa: F811
     tensors = without_down(rows, depth, cols, torch.bfloat16, cuda)
     assert chosen(ops, tensors) in CONFIGS
     exact = truth(*tensors)[0]

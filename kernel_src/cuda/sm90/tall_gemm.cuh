@@ -1,8 +1,8 @@
-// Both projections of the gated block and GeGLU as one kernel on Hopper, persistent and specialised by warpgroup.
+// Products of many rows on Hopper, of one weight or of gate and up with GeGLU, persistent and specialised by warpgroup.
 //
 // A block is one producer warp, which has the copy engine fill a ring of stages, and two consumer warpgroups that take
 // turns at the tiles: while one turns sums into results, the other has the tensor cores. (Of the widest tiles each
-// makes half of the rows: see kTurnCols.) Gate's rows and up's rows lie one after the other in a stage, so one product
+// makes half of the rows: see kTurnRows.) Gate's rows and up's rows lie one after the other in a stage, so one product
 // covers both, and a thread's sum i (gate) and i + kSums / 2 (up) belong to the same element of the result.
 //
 //   producer                                   consumer warpgroup
@@ -15,9 +15,9 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/epilogue.cuh"
-#include "cuda/sm90/gated_gemm_config.h"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/swizzle.cuh"
+#include "cuda/sm90/tall_gemm_config.h"
 #include "cuda/sm90/wgmma.cuh"
 
 namespace geglu::cuda::sm90 {
@@ -41,9 +41,9 @@ struct TileOrder {
   }
 };
 
-struct GatedGemmArguments {
+struct TallGemmArguments {
   CUtensorMap x;          // (rows, depth)
-  CUtensorMap weight[2];  // gate and up, (cols, depth)
+  CUtensorMap weight[2];  // gate and up, (cols, depth); or one weight twice
   Destination destination;
   TileOrder order;
   int32_t tile_rows;  // at most kTileRows, a multiple of a warp's: what of a tile's rows there is
@@ -51,18 +51,19 @@ struct GatedGemmArguments {
 };
 
 // The shared memory of a block. The swizzle needs tiles aligned to 1024 bytes.
-template <typename T, int kTileCols>
+template <typename T, int kWeights, int kTileCols>
 struct Storage {
+  static constexpr int kPartRows = kWeights * kTileCols / 2;  // of weights, that each of a cluster of two loads
   static constexpr int kXBytes = kTileRows * kTileDepth * sizeof(T);
-  static constexpr int kWeightBytes = kTileCols * kTileDepth * sizeof(T);
-  static constexpr int kStageBytes = kXBytes + 2 * kWeightBytes;
+  static constexpr int kPartBytes = kPartRows * kTileDepth * sizeof(T);
+  static constexpr int kStageBytes = kXBytes + 2 * kPartBytes;
   static constexpr int kStagingWarps = kConsumers * 4;
   static constexpr int kStagingBytes = Staging<T, kTileCols>::kBytes;
   static constexpr int kBarrierBytes = 256;  // at most
   static constexpr int kStages = (kSharedLimit - kBarrierBytes - kStagingWarps * kStagingBytes) / kStageBytes;
 
   char x[kStages][kXBytes];
-  char weights[kStages][2][kWeightBytes];
+  char weights[kStages][2][kPartBytes];
   char staging[kStagingWarps][kStagingBytes];
   uint64_t full[kStages];
   uint64_t empty[kStages];
@@ -81,15 +82,15 @@ class RingPosition {
   int place_ = 0;
 };
 
-template <typename T, bool kTanh, int kTileCols>
-__global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_constant__ GatedGemmArguments arguments) {
+template <typename T, int kWeights, bool kTanh, int kTileCols>
+__global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_constant__ TallGemmArguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shared = Storage<T, kTileCols>;
+  using Shared = Storage<T, kWeights, kTileCols>;
   static_assert(sizeof(Shared) <= kSharedLimit, "a block's shared memory");
-  constexpr bool kTurns = kTileCols <= kTurnCols;
+  constexpr bool kTurns = 2 * Shared::kPartRows <= kTurnRows;
   constexpr int kProducts = kTurns ? 2 : 1;  // of 64 rows each, that a consumer makes of a stage
   constexpr int kProductBytes = Shared::kXBytes / 2;
-  static_assert(kTileCols % 8 == 0, "each weight's part of a stage is whole groups of the swizzle");
+  static_assert(Shared::kPartRows % 8 == 0, "each weight's part of a stage is whole groups of the swizzle");
   using Ring = RingPosition<Shared::kStages>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
 
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
   if (warpgroup == 0) {
     give_registers<40>();
     if (threadIdx.x == 0) {
-      const int stage_bytes = tile_rows * kTileDepth * sizeof(T) + 2 * Shared::kWeightBytes;
+      const int stage_bytes = tile_rows * kTileDepth * sizeof(T) + 2 * Shared::kPartBytes;
       Ring ring;
       for (int tile = first_tile; tile < order.count(); tile += tile_step) {
         const int2 place = order.at(tile);
@@ -135,13 +136,13 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
           mbarrier_wait(&shared.empty[stage], ring.parity() ^ 1);
           mbarrier_arrive_expect_bytes(full, stage_bytes);
           load_box(shared.x[stage], &arguments.x, full, column, row);
-          // In a cluster of two each block loads one of the weights, for both.
+          // In a cluster of two each block loads a part of the weights, for both.
           for (int which = rank; which < 2; which += cluster) {
+            const int part_row = weight_row + (kWeights == 1 ? which * Shared::kPartRows : 0);
             if (cluster == 1) {
-              load_box(shared.weights[stage][which], &arguments.weight[which], full, column, weight_row);
+              load_box(shared.weights[stage][which], &arguments.weight[which], full, column, part_row);
             } else {
-              load_box_multicast(shared.weights[stage][which], &arguments.weight[which], full, column, weight_row,
-                                 0b11);
+              load_box_multicast(shared.weights[stage][which], &arguments.weight[which], full, column, part_row, 0b11);
             }
           }
         }
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
       if (lane < cluster) mbarrier_arrive_at(&shared.empty[stage], lane);
     };
 
-    float sums[kProducts][kTileCols];
+    float sums[kProducts][Shared::kPartRows];
     const auto pin_all = [&] {
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) pin_registers(sums[product]);
@@ -207,8 +208,8 @@ __global__ void __launch_bounds__(kThreads, 1) gated_gemm_kernel(const __grid_co
       for (int product = 0; product < kProducts; ++product) {
         const int row = (kTurns ? product : consumer) * (kTileRows / 2) + warp * kWarpRows;
         if (row < tile_rows) {
-          store_tile<T, kTanh, kTileCols>(sums[product], staging, arguments.destination,
-                                          (place.y * cluster + rank) * tile_rows + row, place.x * kTileCols);
+          store_tile<T, kWeights, kTanh, kTileCols>(sums[product], staging, arguments.destination,
+                                                    (place.y * cluster + rank) * tile_rows + row, place.x * kTileCols);
         }
       }
     }
