@@ -42,7 +42,7 @@ constexpr TallGemmCost tall_gemm_cost(const TallGemmConfig& config, int32_t weig
   // delivers a cycle.
   constexpr int64_t kStageCycles = 80;
   constexpr int64_t kKernelCycles = 6000;
-  constexpr int64_t kResultCycles = 3000;
+  constexpr int64_t kResultCycles = 4500;
   constexpr int64_t kBytesPerCycle = 1800;
   const int64_t steps = divide_up(depth, kTileDepth);
   const int64_t tiles_down = divide_up(rows, kTileRows * config.cluster);
@@ -69,12 +69,11 @@ constexpr bool tall_gemm_pays(const TallGemmCost& cost, int32_t weights, int64_t
   const bool fills = cost.cycles * 100 <= cost.least * 121;
   // Of one weight the other way is cuBLAS alone, whose tiles suit most shapes as well.
   if (weights == 1) return rows >= 4096 && weight > kLargeWeight && fills;
-  // Of two it is cuBLAS and a pass over its two results. With up to one tile of rows memory decides, and both take
-  // about as long. Between that and the 448 rows from which on arithmetic decides, large weights leave some
-  // multiprocessors idle in the last turn, and cuBLAS has more ways to cut such products; with the largest neither was
-  // always ahead.
+  // Of two it is cuBLAS and a pass over its two results. With up to one tile of rows memory decides, and both take about
+  // as long. Between that and the 448 rows from which on arithmetic decides, large weights leave some multiprocessors
+  // idle in the last turn, or tiles have rows that are not there, and cuBLAS has more ways to cut such products.
   if (rows <= kTileRows || rows >= 448 || weight <= kSmallWeight) return true;
-  return rows > 192 && weight <= kHugeWeight && fills;
+  return rows >= 224 && fills;
 }
 
 // The configuration of the fewest cycles for one weight (`weights` 1) or for gate and up (2), if it pays; among equals

@@ -361,6 +361,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (lane == 0) producer.load_old_weights();
   } else if (threadIdx.x == 0) {
     prefetch_tensor_map(&arguments.x);
+#pragma unroll
+    for (int w = 0; w < Config::kWeights; ++w) prefetch_tensor_map(&arguments.weight[w]);
   }
   __syncthreads();
 
