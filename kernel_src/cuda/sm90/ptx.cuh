@@ -149,27 +149,34 @@ __device__ __forceinline__ uint32_t cluster_size() {
   return size;
 }
 
-// "barrier.cluster": all threads of the cluster.
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\n"
-      "barrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
+// "Special Registers: %clusterid"
+__device__ __forceinline__ uint32_t cluster_id() {
+  uint32_t id;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
 }
 
-// "mapa", "ld.shared::cluster": what lies at the same place of block `rank` of the cluster. Follows
-// the barriers before it, as they are volatile too.
-__device__ __forceinline__ float4 load_of_block(const float* source, uint32_t rank) {
-  float4 value;
+// "barrier.cluster": all threads of the cluster, in two parts; what was written before the first is visible after the
+// second.
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ void cluster_sync() {
+  cluster_arrive();
+  cluster_wait();
+}
+
+// "mapa", "st.shared::cluster": into the same place of block `rank` of the cluster.
+__device__ __forceinline__ void store_to_block(float2* target, float2 value, uint32_t rank) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %4, %5;\n"
-      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n"
-      "}\n"
-      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-      : "r"(shared_address(source)), "r"(rank));
-  return value;
+      "mapa.shared::cluster.u32 remote, %0, %1;\n"
+      "st.shared::cluster.v2.f32 [remote], {%2, %3};\n"
+      "}\n" ::"r"(shared_address(target)),
+      "r"(rank), "f"(value.x), "f"(value.y)
+      : "memory");
 }
 
 // "bar / barrier": `threads` threads, those that arrive and those that wait.

@@ -9,6 +9,10 @@
 namespace geglu::cuda::sm90 {
 namespace {
 
+// Bytes of the ring of one weight. As many as there is room for were slower by 0.5 us (docs/measured.md); with fewer
+// than these, two blocks would share a multiprocessor.
+constexpr int kMaxPlainRing = 176 * 1024;
+
 template <class Config, bool kTanh>
 cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
   if (config.tile_cols > Config::kMaxTileCols || (Config::kWeights == 2 && config.split != 1)) {
@@ -32,18 +36,23 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
   arguments.rows = static_cast<int32_t>(problem.rows);
   arguments.cols = static_cast<int32_t>(problem.cols);
   arguments.tile_cols = config.tile_cols;
-  arguments.depth_steps = static_cast<int32_t>(divide_up(problem.depth, kTileDepth));
+  const int64_t steps = divide_up(problem.depth, kTileDepth);
+  arguments.steps = static_cast<int32_t>(steps / config.split);
+  arguments.more_steps = static_cast<int32_t>(steps % config.split);
   arguments.weights_are_old = problem.weights_are_old;
 
   // No more stages than there are steps: then the blocks of the next kernel may find room beside this one's. Products
   // of rows past the tile's read what lies behind the last stage.
   const int stage_bytes = Config::stage_bytes(config.tile_cols);
   const int behind = (Config::kMaxTileCols - config.tile_cols) * Config::kRowBytes;
-  const int64_t steps = divide_up(arguments.depth_steps, config.split);
-  const int64_t room = (kSharedLimit - kThinRingOffset - behind) / stage_bytes;
-  arguments.stages = static_cast<int32_t>(std::min({room, steps, int64_t{kMaxThinStages}}));
+  const int received = Config::kWeights == 1 ? ThinShare(arguments.rows, config.tile_cols, config.split).bytes() : 0;
+  arguments.ring_offset =
+      static_cast<int32_t>(divide_up(sizeof(ThinBarriers) + received, kThinAlignment) * kThinAlignment);
+  const int most_bytes = Config::kWeights == 1 ? kMaxPlainRing : kSharedLimit;
+  const int room = std::min(most_bytes, kSharedLimit - arguments.ring_offset) - behind;
+  arguments.stages = std::min({room / stage_bytes, arguments.steps + (arguments.more_steps > 0), kMaxThinStages});
   const int shared_bytes =
-      kThinRingOffset + std::max(arguments.stages * stage_bytes + behind, Config::result_bytes(config.tile_cols));
+      arguments.ring_offset + std::max(arguments.stages * stage_bytes + behind, Config::kResultBytes);
   return launch_dependent_clusters(thin_gemm_kernel<Config, kTanh>,
                                    divide_up(problem.cols, config.tile_cols) * config.split, Config::kThreads,
                                    shared_bytes, config.split, stream, arguments);
@@ -60,7 +69,7 @@ cudaError_t launch_gated(const GatedProblem& problem, const ThinGemmConfig& conf
 }
 
 template <typename T>
-cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
+cudaError_t launch_typed(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
   if (problem.up != nullptr) {
     return problem.tanh ? launch_gated<T, true>(problem, config, stream)
                         : launch_gated<T, false>(problem, config, stream);
@@ -123,8 +132,8 @@ std::optional<ThinGemmConfig> choose_thin_gemm(const GatedProblem& problem, int 
 }
 
 cudaError_t launch_thin_gemm(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
-  const cudaError_t status = problem.dtype == DType::kFloat16 ? launch<__half>(problem, config, stream)
-                                                              : launch<__nv_bfloat16>(problem, config, stream);
+  const cudaError_t status = problem.dtype == DType::kFloat16 ? launch_typed<__half>(problem, config, stream)
+                                                              : launch_typed<__nv_bfloat16>(problem, config, stream);
   if (status != cudaSuccess) cudaGetLastError();  // reported here, and not once more by whoever asks next
   return status;
 }

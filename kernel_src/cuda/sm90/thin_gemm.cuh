@@ -6,7 +6,8 @@
 // producer warp, which has the copy engine fill a ring of stages, and two or three consumer warpgroups, which make 64
 // columns each. What is in flight is the ring: it costs no registers, and is more than memory's latency asks for. Sums
 // of gate and up for a result are in one thread, which needs no other one to make it. Of one weight, the depth is split
-// over the blocks of a cluster, which add their sums up through each other's shared memory, in the order of the ranks.
+// over the blocks of a cluster: each owns some rows of the result, is sent the others' sums for them into its shared
+// memory, and adds them up in the order of the ranks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,7 +32,9 @@ struct ThinGemmArguments {
   int32_t box_rows;   // of x, a multiple of 8
   int32_t tile_cols;  // of the result, a multiple of 8
   int32_t stages;
-  int32_t depth_steps;
+  int32_t ring_offset;  // of the first stage, in a block's shared memory
+  int32_t steps;        // of the depth, in each block of a cluster
+  int32_t more_steps;   // so many of which, the first ones, take one more
   bool weights_are_old;
 };
 
@@ -55,18 +58,27 @@ struct Thin {
     return kXBytes + kWeights * tile_cols * kRowBytes;
   }
 
-  // Of one weight: the distance of two rows of sums, one of x each, in shared memory. A warp's sums lie in columns that
-  // are 2 rows and 1 apart; with this they fall into different banks.
-  static __host__ __device__ constexpr int pitch(int tile_cols) { return tile_cols + 4; }
-
-  // What takes the ring's place when all of it has been read: a warp's results, or the block's sums.
+  // Of gate and up: a warp's results on their way to global memory, in the ring's place when all of it has been read.
   static constexpr int kWarpCols = 16;
   static constexpr int kResultPitch = kWarpCols * sizeof(T) + 16;  // bytes; 8 rows of 16 fall into different banks
   static constexpr int kWarpResultBytes = kBatch * kResultPitch;
-  static __host__ __device__ constexpr int result_bytes(int tile_cols) {
-    return kWeights == 2 ? kConsumers * 4 * kWarpResultBytes
-                         : kBatch * pitch(tile_cols) * static_cast<int>(sizeof(float));
+  static constexpr int kResultBytes = kWeights == 2 ? kConsumers * 4 * kWarpResultBytes : 0;
+};
+
+// Of one weight: the sums that a block is sent. Two rows of x at a time (a pair, whose sums a thread has together):
+// pair p is owned by rank p % split, as its p / split-th.
+struct ThinShare {
+  int32_t pairs;  // of each rank, at most
+  int32_t tile_cols;
+  int32_t split;
+
+  __host__ __device__ constexpr ThinShare(int rows, int cols, int ranks)
+      : pairs(((rows + 1) / 2 + ranks - 1) / ranks), tile_cols(cols), split(ranks) {}
+  // A sum's place among those from all ranks.
+  __host__ __device__ constexpr int place(int from, int pair, int col) const {
+    return (from * pairs + pair) * tile_cols + col;
   }
+  __host__ __device__ constexpr int bytes() const { return place(split, 0, 0) * static_cast<int>(sizeof(float2)); }
 };
 
 // In front of the ring.
@@ -74,14 +86,19 @@ struct ThinBarriers {
   uint64_t full[kMaxThinStages];
   uint64_t empty[kMaxThinStages];
 };
-constexpr int kThinRingOffset = 1024;  // the swizzle needs stages aligned to that
-static_assert(sizeof(ThinBarriers) <= kThinRingOffset);
+constexpr int kThinAlignment = 1024;  // of the ring: the swizzle needs that
+static_assert(sizeof(ThinBarriers) <= kThinAlignment);
 
 // A block's place: its tile's first column, and its steps of the depth.
 struct ThinPlace {
   int32_t first_col;
   int32_t first_step;
   int32_t steps;
+
+  __device__ __forceinline__ ThinPlace(const ThinGemmArguments& arguments, int tile, int rank)
+      : first_col(tile * arguments.tile_cols),
+        first_step(rank * arguments.steps + min(rank, arguments.more_steps)),
+        steps(arguments.steps + (rank < arguments.more_steps)) {}
 };
 
 // The stage of a step, and the parity of its round.
@@ -256,80 +273,75 @@ __device__ __forceinline__ void store_gated(const ThinGemmArguments& arguments, 
   }
 }
 
-// Four neighbouring sums of each of kCount places, of all blocks of the cluster.
-template <int kCount>
-__device__ __forceinline__ void sums_of_cluster(const float* const (&places)[kCount], int split, int rank,
-                                                float4 (&totals)[kCount]) {
-#pragma unroll 4
-  for (int from = 0; from < split; ++from) {
+// Sends a warp's sums, 16 columns from `column` of the tile on, to those blocks of the cluster that own their rows.
+template <class Config>
+__device__ __forceinline__ void send_sums(const ThinGemmArguments& arguments, const ThinShare& share, int rank,
+                                          int column, const float (&sums)[Config::kBatch / 2], float2* received) {
+  const int lane = threadIdx.x % 32;
+  const int split = share.split;
+  int owner = lane % 4 % split;
+  int pair = lane % 4 / split;  // of the owner's
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float4 part = from == rank ? *reinterpret_cast<const float4*>(places[i]) : load_of_block(places[i], from);
-      totals[i].x += part.x;
-      totals[i].y += part.y;
-      totals[i].z += part.z;
-      totals[i].w += part.w;
+  for (int i = 0; i < Config::kBatch / 2; i += 4) {
+    const int row = i * 2 + lane % 4 * 2;
+    if (row < arguments.rows) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = column + half * 8 + lane / 4;
+        // Sums of columns past the tile's are of whatever lay there.
+        if (at < arguments.tile_cols) {
+          store_to_block(received + share.place(rank, pair, at), {sums[i + half * 2], sums[i + half * 2 + 1]}, owner);
+        }
+      }
+    }
+    owner += 4 % split;
+    pair += 4 / split;
+    if (owner >= split) {
+      owner -= split;
+      ++pair;
     }
   }
 }
 
-// The calling block's share of its cluster's tile: sums of all ranks, bias, result.
+// The rows of the result that the calling block owns: sums of all ranks, bias, result. All threads of the block call
+// it.
 template <class Config>
-__device__ __forceinline__ void store_share(const ThinGemmArguments& arguments, int first_col, int split, int rank,
-                                            const float* sums) {
+__device__ __forceinline__ void store_share(const ThinGemmArguments& arguments, const ThinShare& share, int rank,
+                                            int first_col, const float2* received) {
   using T = typename Config::Type;
-  constexpr int kPiece = 4;     // columns of a thread
-  constexpr int kTogether = 2;  // whose sums are under way together
-  const int pitch = Config::pitch(arguments.tile_cols);
-  const int pieces = arguments.tile_cols / kPiece;
-  const int count = arguments.rows * pieces;
-  const int step = split * Config::kSharers;
+  const int pieces = share.tile_cols / 2;  // two columns of two rows
   const T* const bias = static_cast<const T*>(arguments.bias[0]);
-  for (int first = rank * Config::kSharers + threadIdx.x; first < count; first += kTogether * step) {
-    const float* places[kTogether];
-    float4 totals[kTogether] = {};
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int at = min(first + i * step, count - 1);
-      places[i] = sums + at / pieces * pitch + at % pieces * kPiece;
+  for (int i = threadIdx.x; i < share.pairs * pieces; i += Config::kThreads) {
+    const int pair = i / pieces;
+    const int column = i % pieces * 2;
+    const int row = (rank + pair * share.split) * 2;
+    const int col = first_col + column;
+    if (row >= arguments.rows || col >= arguments.cols) continue;
+    float total[2][2] = {};  // row, column
+#pragma unroll 4
+    for (int from = 0; from < share.split; ++from) {
+      const float4 sums = *reinterpret_cast<const float4*>(received + share.place(from, pair, column));
+      total[0][0] += sums.x;
+      total[1][0] += sums.y;
+      total[0][1] += sums.z;
+      total[1][1] += sums.w;
     }
-    sums_of_cluster(places, split, rank, totals);
+    const bool has_second = col + 1 < arguments.cols;
+    const float first_bias = bias != nullptr ? static_cast<float>(bias[col]) : 0.0f;
+    const float second_bias = bias != nullptr && has_second ? static_cast<float>(bias[col + 1]) : 0.0f;
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const int at = first + i * step;
-      if (at >= count) break;
-      const int col = first_col + at % pieces * kPiece;
-      float total[kPiece] = {totals[i].x, totals[i].y, totals[i].z, totals[i].w};
-      if (bias != nullptr) {
-#pragma unroll
-        for (int k = 0; k < kPiece; ++k) {
-          if (col + k < arguments.cols) total[k] += static_cast<float>(bias[col + k]);
-        }
-      }
-      const Packet<T, kPiece> packet = pack<T, kPiece>(total);
-      T* const target = static_cast<T*>(arguments.out) + int64_t{at / pieces} * arguments.cols + col;
-      if (arguments.cols % kPiece == 0) {  // then rows of the result are aligned to a packet
-        if (col < arguments.cols) *reinterpret_cast<Packet<T, kPiece>*>(target) = packet;
+    for (int r = 0; r < 2; ++r) {
+      if (row + r >= arguments.rows) break;
+      const float values[2] = {total[r][0] + first_bias, total[r][1] + second_bias};
+      const Packet<T, 2> packet = pack<T, 2>(values);
+      T* const target = static_cast<T*>(arguments.out) + int64_t{row + r} * arguments.cols + col;
+      if (arguments.cols % 2 == 0) {  // then pairs of columns are aligned
+        *reinterpret_cast<Packet<T, 2>*>(target) = packet;
       } else {
-#pragma unroll
-        for (int k = 0; k < kPiece; ++k) {
-          if (col + k < arguments.cols) target[k] = packet.values[k];
-        }
+        target[0] = packet.values[0];
+        if (has_second) target[1] = packet.values[1];
       }
     }
-  }
-}
-
-// A consumer's sums to where the cluster's other blocks find them.
-template <class Config>
-__device__ __forceinline__ void share_sums(const ThinGemmArguments& arguments, int column,
-                                           const float (&sums)[Config::kBatch / 2], float* all_sums) {
-  const int pitch = Config::pitch(arguments.tile_cols);
-#pragma unroll
-  for (int i = 0; i < Config::kBatch / 2; ++i) {
-    const int at = column + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
-    const int row = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-    if (at < arguments.tile_cols) all_sums[row * pitch + at] = sums[i];  // others are of whatever lay there
   }
 }
 
@@ -337,42 +349,41 @@ template <class Config, bool kTanh>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     thin_gemm_kernel(const __grid_constant__ ThinGemmArguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr bool kIsPlain = Config::kWeights == 1;
   constexpr int kRingRead = 1;  // barrier of the consumers; 0 is __syncthreads()
   char* const memory = dynamic_shared_memory();
   ThinBarriers& barriers = *reinterpret_cast<ThinBarriers*>(memory);
-  char* const ring = memory + kThinRingOffset;
+  char* const ring = memory + arguments.ring_offset;
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler sees: the same in all lanes
   const int lane = threadIdx.x % 32;
-  const int split = Config::kWeights == 2 ? 1 : cluster_size();
-  const int rank = Config::kWeights == 2 ? 0 : cluster_rank();
-  const int first_step = arguments.depth_steps * rank / split;
-  const ThinPlace place = {static_cast<int>(blockIdx.x) / split * arguments.tile_cols, first_step,
-                           arguments.depth_steps * (rank + 1) / split - first_step};
+  const int rank = kIsPlain ? cluster_rank() : 0;
+  const ThinPlace place(arguments, kIsPlain ? cluster_id() : blockIdx.x, rank);
   const bool is_consumer = warp < Config::kConsumers * 4;
-  ThinProducer<Config> producer(arguments, place, ring, barriers);
 
-  if (!is_consumer) {
-    if (lane < arguments.stages) {
-      mbarrier_init(&barriers.full[lane], 1);
-      mbarrier_init(&barriers.empty[lane], Config::kConsumers * 4);
+  // By all warps: those that one warp's lanes initialise, they do one after the other.
+  for (int stage = warp; stage < arguments.stages; stage += Config::kThreads / 32) {
+    if (lane == 0) {
+      mbarrier_init(&barriers.full[stage], 1);
+      mbarrier_init(&barriers.empty[stage], Config::kConsumers * 4);
       fence_mbarrier_init();
     }
-    __syncwarp();
-    if (lane == 0) producer.load_old_weights();
-  } else if (threadIdx.x == 0) {
+  }
+  if (threadIdx.x == 0) {
     prefetch_tensor_map(&arguments.x);
 #pragma unroll
     for (int w = 0; w < Config::kWeights; ++w) prefetch_tensor_map(&arguments.weight[w]);
   }
   __syncthreads();
+  if (kIsPlain) cluster_arrive();  // no block may be sent anything before it is here
 
-  // Earlier kernels may have read what this one writes.
-  wait_for_earlier_kernels();
+  ThinProducer<Config> producer(arguments, place, ring, barriers);
+  if (!is_consumer && lane == 0) producer.load_old_weights();
+  __syncwarp();
+  wait_for_earlier_kernels();                   // which may have read what this one writes
   const int column = warp * Config::kWarpCols;  // of the tile
   float sums[Config::kWeights][Config::kBatch / 2];
   if (is_consumer) {
     sum_up<Config>(arguments, place, ring, barriers, warp / 4, sums);
-    named_barrier_sync(kRingRead, Config::kSharers);
   } else {
     if (lane == 0) {
       let_next_kernel_begin();
@@ -380,16 +391,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     __syncwarp();
   }
-  if constexpr (Config::kWeights == 2) {
-    if (is_consumer && column < arguments.tile_cols) {
+  if constexpr (kIsPlain) {
+    float2* const received = reinterpret_cast<float2*>(memory + sizeof(ThinBarriers));
+    const ThinShare share(arguments.rows, arguments.tile_cols, cluster_size());
+    cluster_wait();
+    if (is_consumer) send_sums<Config>(arguments, share, rank, column, sums[0], received);
+    cluster_sync();
+    store_share<Config>(arguments, share, rank, place.first_col, received);
+  } else if (is_consumer) {
+    named_barrier_sync(kRingRead, Config::kSharers);
+    if (column < arguments.tile_cols) {
       store_gated<Config, kTanh>(arguments, place.first_col, column, sums, ring + warp * Config::kWarpResultBytes);
     }
-  } else {
-    float* const all_sums = reinterpret_cast<float*>(ring);
-    if (is_consumer) share_sums<Config>(arguments, column, sums[0], all_sums);
-    cluster_sync();
-    if (is_consumer) store_share<Config>(arguments, place.first_col, split, rank, all_sums);
-    cluster_sync();  // no block may end while another one reads its sums
   }
 #endif
 }

@@ -48,8 +48,8 @@ constexpr int64_t thin_gemm_cost(const ThinGemmConfig& config, int64_t rows, int
   const int64_t tiles = divide_up(cols, config.tile_cols);
   const int64_t steps = divide_up(divide_up(depth, kTileDepth), config.split);
   const int64_t last = tiles % slots;
-  const int64_t sums = config.split == 1 ? 0 : 500 + 400 * config.split;  // what it takes to add them up
-  const int64_t exchanged = rows * config.tile_cols * 4 * (config.split - 1) / config.split / 10;
+  const int64_t sums = config.split == 1 ? 0 : 500 + 200 * config.split;  // what it takes to add them up
+  const int64_t exchanged = rows * config.tile_cols * 4 * (config.split - 1) / config.split / 20;
   return steps * (tiles / slots * step(slots) + (last > 0 ? step(last) : 0)) + sums + exchanged +
          12 * tiles * config.split;
 }
