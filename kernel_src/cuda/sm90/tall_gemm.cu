@@ -40,8 +40,9 @@ cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, in
   arguments.destination.rows = static_cast<int32_t>(problem.rows);
   arguments.destination.cols = static_cast<int32_t>(problem.cols);
   arguments.depth_steps = static_cast<int32_t>(divide_up(problem.depth, kTileDepth));
+  // Behind another kernel of ours x is its result, whose last rows are still in L2.
   arguments.order = {static_cast<int32_t>(tiles_down), static_cast<int32_t>(divide_up(problem.cols, kTileCols)),
-                     config.band};
+                     config.band, problem.weights_are_old};
 
   const int64_t tiles = int64_t{arguments.order.tiles_down} * arguments.order.tiles_across * config.cluster;
   const int64_t blocks = multiprocessors / config.cluster * config.cluster;
@@ -66,23 +67,13 @@ cudaError_t launch_gated(const GatedProblem& problem, const TallGemmConfig& conf
 }
 
 template <typename T>
-cudaError_t launch_plain(const GatedProblem& problem, const TallGemmConfig& config, int multiprocessors,
-                         cudaStream_t stream) {
-  switch (config.tile_cols) {
-    case 256:
-      return launch<T, 1, false, 256>(problem, config, multiprocessors, stream);
-    case 192:
-      return launch<T, 1, false, 192>(problem, config, multiprocessors, stream);
-    case 128:
-      return launch<T, 1, false, 128>(problem, config, multiprocessors, stream);
-  }
-  return cudaErrorInvalidValue;
-}
-
-template <typename T>
 cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, int multiprocessors,
                    cudaStream_t stream) {
-  if (problem.up == nullptr) return launch_plain<T>(problem, config, multiprocessors, stream);
+  if (problem.up == nullptr) {
+    return config.tile_cols == kPlainTileCols
+               ? launch<T, 1, false, kPlainTileCols>(problem, config, multiprocessors, stream)
+               : cudaErrorInvalidValue;
+  }
   return problem.tanh ? launch_gated<T, true>(problem, config, multiprocessors, stream)
                       : launch_gated<T, false>(problem, config, multiprocessors, stream);
 }

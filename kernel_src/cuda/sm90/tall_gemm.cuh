@@ -26,14 +26,16 @@ constexpr int kConsumers = 2;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kTurnBarrier = 1;  // and the next one: a consumer's turn has come. 0 is __syncthreads().
 
-// Tile t of a cluster: bands of `band` clusters' rows, within a band column by column.
+// Tile t of a cluster: bands of `band` clusters' rows, within a band column by column; or all that from the end on.
 struct TileOrder {
   int32_t tiles_down;
   int32_t tiles_across;
   int32_t band;
+  bool backwards;
 
   __device__ __forceinline__ int32_t count() const { return tiles_down * tiles_across; }
-  __device__ __forceinline__ int2 at(int32_t tile) const {
+  __device__ __forceinline__ int2 at(int32_t nth) const {
+    const int32_t tile = backwards ? count() - 1 - nth : nth;
     const int32_t first = tile / (band * tiles_across) * band;
     const int32_t within = tile - first * tiles_across;
     const int32_t height = min(band, tiles_down - first);

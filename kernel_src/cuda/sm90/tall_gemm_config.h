@@ -21,7 +21,7 @@ constexpr int32_t kTileDepth = 64;  // 128 bytes, the widest swizzle
 
 // Those the kernel is compiled for: for gate and up, and for one weight.
 constexpr int32_t kGatedTileCols[] = {112, 96, 80, 64};
-constexpr int32_t kPlainTileCols[] = {256, 192, 128};
+constexpr int32_t kPlainTileCols = 192;
 // Two consumers take turns at tiles with up to this many rows of weights. A wider one has more sums than the registers
 // of one consumer hold: they make it together, half of the rows each, and nobody multiplies while they write results.
 constexpr int32_t kTurnRows = 192;
@@ -38,10 +38,9 @@ struct TallGemmCost {
 constexpr TallGemmCost tall_gemm_cost(const TallGemmConfig& config, int32_t weights, int64_t rows, int64_t cols,
                                       int64_t depth, int32_t multiprocessors) {
   // A product of 64 rows by 8 columns, 16 deep, takes 4 cycles. The rest is fitted to measurements on an H200
-  // (docs/measured.md): what a stage of the ring, a kernel and a tile's results take beside, and the bytes that memory
-  // delivers a cycle.
+  // (docs/measured.md): what a stage of the ring and a tile's results take beside, and the bytes that memory delivers a
+  // cycle.
   constexpr int64_t kStageCycles = 80;
-  constexpr int64_t kKernelCycles = 6000;
   constexpr int64_t kResultCycles = 4500;
   constexpr int64_t kBytesPerCycle = 1800;
   const int64_t steps = divide_up(depth, kTileDepth);
@@ -56,7 +55,7 @@ constexpr TallGemmCost tall_gemm_cost(const TallGemmConfig& config, int32_t weig
     return steps * std::max<int64_t>(4 * weight_rows + kStageCycles, memory) + results;
   };
   const int64_t last = tiles % slots;
-  const int64_t cycles = tiles / slots * turn(slots) + (last > 0 ? turn(last) : 0) + kKernelCycles;
+  const int64_t cycles = tiles / slots * turn(slots) + (last > 0 ? turn(last) : 0);
   const int64_t least = std::max(divide_up(rows * cols, int64_t{multiprocessors} * kTileRows) * 4 * weights * steps,
                                  2 * weights * cols * depth / kBytesPerCycle);
   return {cycles, least};
@@ -66,12 +65,13 @@ constexpr TallGemmCost tall_gemm_cost(const TallGemmConfig& config, int32_t weig
 // H200 (docs/measured.md).
 constexpr bool tall_gemm_pays(const TallGemmCost& cost, int32_t weights, int64_t rows, int64_t cols, int64_t depth) {
   const int64_t weight = cols * depth;
-  const bool fills = cost.cycles * 100 <= cost.least * 121;
-  // Of one weight the other way is cuBLAS alone, whose tiles suit most shapes as well.
-  if (weights == 1) return rows >= 4096 && weight > kLargeWeight && fills;
-  // Of two it is cuBLAS and a pass over its two results. With up to one tile of rows memory decides, and both take about
-  // as long. Between that and the 448 rows from which on arithmetic decides, large weights leave some multiprocessors
-  // idle in the last turn, or tiles have rows that are not there, and cuBLAS has more ways to cut such products.
+  const bool fills = cost.cycles * 100 <= cost.least * 115;
+  // Of one weight the other way is cuBLAS alone, which is as fast or faster but for many rows of small ones.
+  if (weights == 1) return rows >= 8192 && weight <= kSmallWeight && fills;
+  // Of two it is cuBLAS and a pass over its two results. With up to one tile of rows memory decides, and both take
+  // about as long. Between that and the 448 rows from which on arithmetic decides, large weights leave some
+  // multiprocessors idle in the last turn, or tiles have rows that are not there, and cuBLAS has more ways to cut such
+  // products.
   if (rows <= kTileRows || rows >= 448 || weight <= kSmallWeight) return true;
   return rows >= 224 && fills;
 }
@@ -96,7 +96,7 @@ constexpr std::optional<TallGemmConfig> choose_tall_gemm(int32_t weights, int64_
     }
   };
   if (weights == 1) {
-    for (const int32_t tile_cols : kPlainTileCols) consider(tile_cols);
+    consider(kPlainTileCols);
   } else {
     for (const int32_t tile_cols : kGatedTileCols) consider(tile_cols);
   }

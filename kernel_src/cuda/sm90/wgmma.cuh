@@ -48,7 +48,6 @@ __device__ __forceinline__ void pin_registers(float (&sums)[kSums]) {
 #define GEGLU_TO_79 GEGLU_TO_59 GEGLU_MORE(6) GEGLU_MORE(7)
 #define GEGLU_TO_89 GEGLU_TO_79 GEGLU_MORE(8)
 #define GEGLU_TO_109 GEGLU_TO_89 GEGLU_MORE(9) GEGLU_MORE(10)
-#define GEGLU_TO_119 GEGLU_TO_109 GEGLU_MORE(11)
 
 #define GEGLU_WGMMA(columns, results, place_of_a, place_of_b, place_of_accumulate, type)                              \
   "{\n"                                                                                                               \
@@ -75,8 +74,6 @@ __device__ __forceinline__ void pin_registers(float (&sums)[kSums]) {
     }                                                                                                   \
   }
 
-GEGLU_DEFINE_WGMMA(256, 128, GEGLU_TO_119 ", %120, %121, %122, %123, %124, %125, %126, %127", "%128", "%129", "%130",
-                   GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_32(64), GEGLU_SUMS_32(96))
 GEGLU_DEFINE_WGMMA(224, 112, GEGLU_TO_109 ", %110, %111", "%112", "%113", "%114", GEGLU_SUMS_32(0), GEGLU_SUMS_32(32),
                    GEGLU_SUMS_32(64), GEGLU_SUMS_8(96), GEGLU_SUMS_8(104))
 GEGLU_DEFINE_WGMMA(192, 96, GEGLU_TO_89 ", %90, %91, %92, %93, %94, %95", "%96", "%97", "%98", GEGLU_SUMS_32(0),

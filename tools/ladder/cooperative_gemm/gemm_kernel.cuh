@@ -14,9 +14,9 @@
 #pragma once
 
 #include "cuda/sm90/tall_gemm.cuh"
-#include "cuda/sm90/wgmma.cuh"
 #include "epilogue.cuh"
 #include "gemm_config.h"
+#include "wgmma.cuh"
 
 namespace geglu::cuda::sm90::cooperative {
 
