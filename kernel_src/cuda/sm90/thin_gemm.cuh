@@ -38,7 +38,7 @@ struct ThinGemmArguments {
   bool weights_are_old;
 };
 
-constexpr int kMaxThinStages = 32;  // a lane of the producer's for each
+constexpr int kMaxThinStages = 32;
 
 // What the kernel is compiled for.
 template <typename T, int kWeightCount, int kConsumerCount, int kBatchRows>
