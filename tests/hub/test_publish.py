@@ -380,6 +380,8 @@ def test_stopped_during_the_upload(project, empty_hub, monkeypatch, number, code
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        # Children of a job in a shell's background ignore SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     said = child.communicate(timeout=60)[1]
     assert child.returncode == code
