@@ -77,6 +77,12 @@ def assert_first_half(kernel, tensors, approximate, what) -> None:
     assert_no_worse(out, eager(*tensors, approximate)[0], truth(*tensors, approximate=approximate)[0], what)
 
 
+def assert_block(kernel, tensors, what) -> None:
+    """The same of geglu_mlp's."""
+    out = poisoned_block(kernel, tensors)
+    assert_no_worse(out, eager(*tensors)[1], truth(*tensors)[1], what)
+
+
 def apart(tensor, by) -> torch.Tensor:
     """The matrix with its rows `by` elements further apart, and NaN in between."""
     wide = tensor.new_full((tensor.shape[0], tensor.shape[1] + by), float("nan"))
@@ -107,8 +113,7 @@ def test_one_weight(kernel, ops, cuda, dtype, with_bias):  # noqa: F811
         tensors = problem((rows,), 8, depth, cols, dtype, cuda, with_bias)
         if torch.cuda.get_device_properties(cuda).multi_processor_count == 132:
             assert way_back(ops, tensors) == "tall_gemm:192x2"
-        out = poisoned_block(kernel, tensors)
-        assert_no_worse(out, eager(*tensors)[1], truth(*tensors)[1], f"{rows} {cols} {depth}")
+        assert_block(kernel, tensors, f"{rows} {cols} {depth}")
 
 
 @pytest.mark.parametrize("approximate", FORMS)

@@ -9,7 +9,16 @@ from reference import FORMS, HALVES
 from test_gpu import cuda, launched  # noqa: F401  (cuda is a fixture)
 from test_mlp import assert_no_worse, eager, problem, truth
 from test_mlp_gpu import halves, route
-from test_tall_gemm_gpu import apart, assert_first_half, on_hopper, poisoned_block, without_down
+from test_tall_gemm_gpu import (
+    apart,
+    assert_block,
+    assert_first_half,
+    chosen,
+    on_hopper,
+    poisoned_block,
+    way_back,
+    without_down,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.native, on_hopper]
 
@@ -49,7 +58,7 @@ def test_gate_and_up_in_every_configuration(kernel, ops, cuda, dtype, approximat
     cases = [(rows, *size) for rows, size in itertools.product(GATED_ROWS, GATED_SIZES)]
     for rows, cols, depth in (*cases, (5, 16_896, 2048), (8, 8448, 4104)):
         tensors = without_down(rows, depth, cols, dtype, cuda, with_bias)
-        tile, split = tile_and_split(route(ops, tensors).split("+")[0])
+        tile, split = tile_and_split(chosen(ops, tensors))
         assert split == 1
         tiles.add(tile)
         assert_first_half(kernel, tensors, approximate, f"{rows} {cols} {depth} {tile}")
@@ -63,7 +72,7 @@ def test_one_weight_in_every_configuration(kernel, ops, cuda, dtype, with_bias):
     splits = set()
     for rows, cols, depth in itertools.product(ROWS, COLS, DEPTHS):
         tensors = problem((rows,), 8, depth, cols, dtype, cuda, with_bias)
-        tile, split = tile_and_split(route(ops, tensors).split("+")[-1])
+        tile, split = tile_and_split(way_back(ops, tensors))
         splits.add(split)
         out = poisoned_block(kernel, tensors)
         if out.numel() >= 1024:
@@ -74,9 +83,8 @@ def test_one_weight_in_every_configuration(kernel, ops, cuda, dtype, with_bias):
     # The depth of 2048 columns, and of 5376, over as few blocks as fill the machine.
     for rows, cols, depth in ((12, 2048, 16_384), (64, 2048, 16_384), (16, 5376, 21_504), (100, 3584, 14_336)):
         tensors = problem((rows,), 8, depth, cols, dtype, cuda, with_bias)
-        splits.add(tile_and_split(route(ops, tensors).split("+")[-1])[1])
-        out = poisoned_block(kernel, tensors)
-        assert_no_worse(out, eager(*tensors)[1], truth(*tensors)[1], f"{rows} {cols} {depth}")
+        splits.add(tile_and_split(way_back(ops, tensors))[1])
+        assert_block(kernel, tensors, f"{rows} {cols} {depth}")
     assert {1, 2, 3, 4, 6} <= splits
 
 
@@ -84,7 +92,7 @@ def test_sums_do_not_depend_on_the_run(kernel, ops, cuda):  # noqa: F811
     """Blocks add up in the order of their ranks, whoever is first."""
     for rows in (12, 48, 100):
         tensors = problem((rows,), 2048, 8192, 2048, torch.bfloat16, cuda)
-        assert tile_and_split(route(ops, tensors).split("+")[-1])[1] > 1
+        assert tile_and_split(way_back(ops, tensors))[1] > 1
         expected = kernel.geglu_mlp(*tensors)
         assert all(torch.equal(kernel.geglu_mlp(*tensors), expected) for _ in range(100))
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tools.sweep import ceilings, environment, reference, run, suites, timing
 from tools.sweep.__main__ import parse
-from tools.sweep.measure import Lab, measure
+from tools.sweep.measure import Lab, measure, replay_rotations
 from tools.sweep.model import Bar, Case, Ceilings, row_values
 from tools.sweep.providers import (
     COMPILE,
@@ -300,6 +300,19 @@ def test_providers_take_turns_in_a_shifting_order_over_all_input_sets():
     order = list(timing.interleaved(turns, 4))
     assert [name for name, _ in order[:6]] == ["one", "two", "three", "two", "three", "one"]
     assert [turns[name].index(call) for name, call in order] == [0, 0, 0, 1, 1, 1] * 2
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "cols", "sets", "rotations"),
+    [
+        (1, 2048, 16384, 2, 4),  # 50 us a call: 400 us
+        (1, 5376, 21504, 2, 2),
+        (8192, 3584, 14336, 2, 1),  # lasts as it is
+        (1, 768, 1152, 23, 1),  # enough calls as it is
+    ],
+)
+def test_a_replay_lasts_or_holds_many_calls(rows, inner, cols, sets, rotations):
+    assert replay_rotations(Case("geglu_mlp", rows, cols, (OURS,), "graph", inner=inner), sets) == rotations
 
 
 def test_summary_of_samples():

@@ -54,13 +54,14 @@ def measure(case: Case, lab: Lab) -> list[Row]:
     """The rows of `case`, one for each of its providers, in their order. Raises only where no input can be made."""
     with torch.no_grad():
         inputs = [make_inputs(case, lab.device, seed=1000 + index) for index in range(_set_count(case, lab))]
+        rotations = replay_rotations(case, len(inputs))
         bounds = reference.bound(_eager_errors(case, lab, inputs[0]))
         rows, turns = [], {}
         for name in case.providers:
             row = Row(case, name)
             rows.append(row)
             try:
-                turns[name] = _admit(row, lab, inputs, bounds)
+                turns[name] = _admit(row, lab, inputs, bounds, rotations)
             except Unavailable as reason:
                 row.status, row.note = NOT_AVAILABLE, str(reason)
             except Exception as error:  # a peer may fail in any way; the run goes on and the row says so
@@ -68,7 +69,7 @@ def measure(case: Case, lab: Lab) -> list[Row]:
                 row.note = f"{type(error).__name__}: {_first_line(error)}"
         admitted = {name: calls for name, calls in turns.items() if calls}
         if admitted:
-            samples = _time(case, lab, admitted, len(inputs) * _rotations(case, len(inputs)))
+            samples = _time(case, lab, admitted, len(inputs) * rotations)
             for row in rows:
                 if row.provider in samples:
                     row.micros, row.fastest, row.spread = timing.summary(samples[row.provider])
@@ -81,7 +82,7 @@ def _set_count(case: Case, lab: Lab) -> int:
     return min(wanted, _MAX_SETS[case.mode])
 
 
-def _rotations(case: Case, sets: int) -> int:
+def replay_rotations(case: Case, sets: int) -> int:
     """How often a replay goes over the input sets."""
     lasting = _REPLAY_MICROS / (sets * case.floor_micros(_PRESENT_GPU))
     return max(1, math.ceil(min(lasting, _REPLAY_CALLS / sets)))
@@ -94,7 +95,7 @@ def _eager_errors(case: Case, lab: Lab, inputs: Inputs) -> list[float]:
     return reference.relative_errors(plain, inputs, _as_tuple(results))
 
 
-def _admit(row: Row, lab: Lab, inputs: list[Inputs], bounds: list[float]) -> list[Call]:
+def _admit(row: Row, lab: Lab, inputs: list[Inputs], bounds: list[float], rotations: int) -> list[Call]:
     """The calls of the row's provider, or [] after marking the row FAILED because its numbers are wrong."""
     provider = make_provider(row.provider, row.case, lab.peers)
     calls = [provider.bind(one) for one in inputs]
@@ -108,7 +109,7 @@ def _admit(row: Row, lab: Lab, inputs: list[Inputs], bounds: list[float]) -> lis
             row.status = FAILED
             row.note = f"error {row.error:.3g} against fp64, allowed {row.error_bound:.3g}: not timed"
             return []
-    return timing.captured(calls * _rotations(row.case, len(calls))) if row.case.mode == "graph" else calls
+    return timing.captured(calls * rotations) if row.case.mode == "graph" else calls
 
 
 def _strain(error: float, limit: float) -> float:

@@ -42,7 +42,7 @@ cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, in
   arguments.depth_steps = static_cast<int32_t>(divide_up(problem.depth, kTileDepth));
   // Behind another kernel of ours x is its result, whose last rows are still in L2.
   arguments.order = {static_cast<int32_t>(tiles_down), static_cast<int32_t>(divide_up(problem.cols, kTileCols)),
-                     config.band, problem.weights_are_old};
+                     kBandTiles / config.cluster, problem.weights_are_old};
 
   const int64_t tiles = int64_t{arguments.order.tiles_down} * arguments.order.tiles_across * config.cluster;
   const int64_t blocks = multiprocessors / config.cluster * config.cluster;
@@ -91,7 +91,7 @@ std::optional<TallGemmConfig> choose_tall_gemm(const GatedProblem& problem, int 
 }
 
 cudaError_t launch_tall_gemm(const GatedProblem& problem, const TallGemmConfig& config, cudaStream_t stream) {
-  if (config.cluster < 1 || config.cluster > kMaxCluster || config.band < 1) return cudaErrorInvalidValue;
+  if (config.cluster < 1 || config.cluster > kMaxCluster) return cudaErrorInvalidValue;
   int multiprocessors = 0;
   cudaError_t status = current_device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (status == cudaSuccess) {

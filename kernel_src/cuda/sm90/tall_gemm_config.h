@@ -13,7 +13,6 @@ namespace geglu::cuda::sm90 {
 struct TallGemmConfig {
   int32_t tile_cols;
   int32_t cluster;  // blocks whose tiles lie below each other, and that share the weights each of them loads
-  int32_t band;     // clusters' rows of tiles that are taken together, column by column, so that their x stays in L2
 };
 
 constexpr int32_t kTileRows = 128;
@@ -26,6 +25,8 @@ constexpr int32_t kPlainTileCols = 192;
 // of one consumer hold: they make it together, half of the rows each, and nobody multiplies while they write results.
 constexpr int32_t kTurnRows = 192;
 constexpr int32_t kMaxCluster = 2;
+// Rows of tiles that are taken together, column by column, so that their x stays in L2.
+constexpr int32_t kBandTiles = 16;
 
 constexpr int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -49,7 +50,7 @@ constexpr TallGemmCost tall_gemm_cost(const TallGemmConfig& config, int32_t weig
   const int64_t slots = multiprocessors / config.cluster;
   const int64_t weight_rows = weights * config.tile_cols;
   const auto turn = [&](int64_t count) {
-    const int64_t columns = divide_up(count, std::min(tiles_down, int64_t{config.band}));
+    const int64_t columns = divide_up(count, std::min(tiles_down, int64_t{kBandTiles / config.cluster}));
     const int64_t memory = columns * 2 * weight_rows * kTileDepth / kBytesPerCycle;
     const int64_t results = weight_rows > kTurnRows ? kResultCycles : 0;
     return steps * std::max<int64_t>(4 * weight_rows + kStageCycles, memory) + results;
@@ -86,7 +87,7 @@ constexpr std::optional<TallGemmConfig> choose_tall_gemm(int32_t weights, int64_
   const int32_t least_cluster = weights == 1 ? kMaxCluster : 1;
   const auto consider = [&](int32_t tile_cols) {
     for (int32_t cluster = kMaxCluster; cluster >= least_cluster; --cluster) {
-      const TallGemmConfig config = {tile_cols, cluster, 16 / cluster};
+      const TallGemmConfig config = {tile_cols, cluster};
       if (cluster > multiprocessors) continue;
       const TallGemmCost cost = tall_gemm_cost(config, weights, rows, cols, depth, multiprocessors);
       if (cost.cycles < fewest.cycles) {

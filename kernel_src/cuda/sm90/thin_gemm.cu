@@ -9,8 +9,8 @@
 namespace geglu::cuda::sm90 {
 namespace {
 
-// Bytes of the ring of one weight. As many as there is room for were slower by 0.5 us (docs/measured.md); with fewer
-// than these, two blocks would share a multiprocessor.
+// Bytes of the ring of one weight. As many as there is room for were slower by 0.5 us, and with half as many two blocks
+// would share a multiprocessor (docs/measured.md).
 constexpr int kMaxPlainRing = 176 * 1024;
 
 template <class Config, bool kTanh>
@@ -60,12 +60,13 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
 
 template <typename T, bool kTanh>
 cudaError_t launch_gated(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
+  const bool two = thin_gemm_consumers(config.tile_cols) == 2;
   if (config.batch_rows == 16) {
-    return config.consumers == 2 ? launch<Thin<T, 2, 2, 16>, kTanh>(problem, config, stream)
-                                 : launch<Thin<T, 2, 3, 16>, kTanh>(problem, config, stream);
+    return two ? launch<Thin<T, 2, 2, 16>, kTanh>(problem, config, stream)
+               : launch<Thin<T, 2, 3, 16>, kTanh>(problem, config, stream);
   }
-  return config.consumers == 2 ? launch<Thin<T, 2, 2, 64>, kTanh>(problem, config, stream)
-                               : launch<Thin<T, 2, 3, 64>, kTanh>(problem, config, stream);
+  return two ? launch<Thin<T, 2, 2, 64>, kTanh>(problem, config, stream)
+             : launch<Thin<T, 2, 3, 64>, kTanh>(problem, config, stream);
 }
 
 template <typename T>

@@ -12,15 +12,17 @@ namespace geglu::cuda::sm90 {
 // A cluster of `split` blocks makes tile_cols columns of the result. Each of its blocks takes a share of the depth.
 struct ThinGemmConfig {
   int32_t batch_rows;  // room for rows of x
-  int32_t consumers;   // warpgroups of a block, which make up to kThinConsumerCols of its columns each
   int32_t tile_cols;   // a multiple of 8
   int32_t split;
 };
 
-constexpr int32_t kThinConsumerCols = 64;
-constexpr int32_t kMaxThinRows = 128;  // of x
+constexpr int32_t kThinConsumerCols = 64;  // of a tile, that a consumer makes
+constexpr int32_t kMaxThinRows = 128;      // of x
 constexpr int32_t kThinSplits[] = {1, 2, 3, 4, 6, 8};
 constexpr int32_t kMaxThinSplit = 8;
+
+// Warpgroups of a block.
+constexpr int32_t thin_gemm_consumers(int32_t tile_cols) { return tile_cols <= 2 * kThinConsumerCols ? 2 : 3; }
 
 // How many clusters of each size run at once, if each of their blocks has a multiprocessor to itself.
 using ThinGemmSlots = std::array<int32_t, kMaxThinSplit + 1>;
@@ -42,7 +44,7 @@ constexpr int64_t thin_gemm_cost(const ThinGemmConfig& config, int64_t rows, int
     const int64_t blocks = clusters * config.split;
     const int64_t memory = weights * blocks / 2600 + x * blocks / 24000;
     const int64_t multiprocessor = std::max((weights + x) / 38, weights / 26);
-    const int64_t products = 4 * config.consumers * std::max(config.batch_rows / 2, 16);
+    const int64_t products = 4 * thin_gemm_consumers(config.tile_cols) * std::max(config.batch_rows / 2, 16);
     return std::max({memory, multiprocessor, products}) + 40;
   };
   const int64_t tiles = divide_up(cols, config.tile_cols);
@@ -59,14 +61,13 @@ constexpr ThinGemmConfig choose_thin_gemm(int32_t weights, int64_t rows, int64_t
                                           const ThinGemmSlots& slots) {
   const int32_t batch_rows = rows <= 16 ? 16 : rows <= 64 ? 64 : kMaxThinRows;
   if (weights == 2) {
-    const int32_t tile_cols = thin_gemm_tile(cols, slots[1], 64, 3 * kThinConsumerCols);
-    return {batch_rows, tile_cols <= 2 * kThinConsumerCols ? 2 : 3, tile_cols, 1};
+    return {batch_rows, thin_gemm_tile(cols, slots[1], 64, 3 * kThinConsumerCols), 1};
   }
   ThinGemmConfig best = {};
   int64_t fewest = INT64_MAX;
   for (const int32_t split : kThinSplits) {
     if (slots[split] < 1 || split > divide_up(depth, kTileDepth)) continue;
-    const ThinGemmConfig config = {batch_rows, 2, thin_gemm_tile(cols, slots[split], 64, 2 * kThinConsumerCols), split};
+    const ThinGemmConfig config = {batch_rows, thin_gemm_tile(cols, slots[split], 64, 2 * kThinConsumerCols), split};
     const int64_t cost = thin_gemm_cost(config, rows, cols, depth, slots[split]);
     if (cost < fewest) {
       best = config;
@@ -77,7 +78,7 @@ constexpr ThinGemmConfig choose_thin_gemm(int32_t weights, int64_t rows, int64_t
 }
 
 // Whether that is at least as fast as the other ways, by measurements on an H200 (docs/measured.md): of gate and up the
-// gated kernel, of one weight cuBLAS. What skinny.cu takes does not come here.
+// one for many rows, of one weight cuBLAS. What skinny.cu takes does not come here.
 constexpr bool thin_gemm_pays(int32_t weights, int64_t rows, int64_t cols, int64_t depth) {
   const int64_t weight = cols * depth;
   if (rows <= 4 || (rows <= 8 && weight <= kLargeWeight)) return false;
