@@ -6,10 +6,13 @@ from statistics import median
 
 import torch
 
+from . import timing
 from .model import Ceilings
+from .providers import Call
 
 _BYTES = {"cuda": 2 << 30, "cpu": 256 << 20}
 _GEMM_SIZE = 8192
+_GEMM_SECONDS = 0.4
 _WARM_UPS = 3
 _REPETITIONS = 20
 
@@ -49,14 +52,18 @@ def read_bandwidth(device: torch.device) -> float:
 
 
 def gemm_rate(device: torch.device) -> float:
-    """FLOP per second of one 8192 x 8192 x 8192 bf16 product of random data, by torch (median).
+    """FLOP per second of one 8192 x 8192 x 8192 bf16 product of random data, by torch, on a GPU (median).
 
-    Random, because a product of zeros draws less power and so runs at a higher clock.
+    Of products one behind the other for as long as a case is timed, with a case's clock: power limits a GPU that
+    multiplies, and it keeps up the rate of a rested one for some tens of milliseconds only. Random, because a product
+    of zeros draws less power and so runs at a higher clock.
     """
     size = _GEMM_SIZE
     one, other = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
     out = torch.empty_like(one)
-    return 2 * size**3 / _median_seconds(lambda: torch.mm(one, other.t(), out=out), device)
+    product = Call(lambda: torch.mm(one, other.t(), out=out))
+    micros = timing.device_times({"product": [product]}, _GEMM_SECONDS)["product"]
+    return 2 * size**3 / (median(micros) / 1e6)
 
 
 def _large_buffer(device: torch.device) -> torch.Tensor:
