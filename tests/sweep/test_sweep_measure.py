@@ -336,10 +336,16 @@ def test_rounds_fit_the_budget_within_limits():
 @pytest.mark.parametrize(("changes", "code"), [({}, 0), ({"geglu": WRONG_FORWARDS["exact for tanh"]}, 1)])
 def test_the_exit_code_says_whether_a_row_failed(monkeypatch, tmp_path, changes, code):
     monkeypatch.setattr(environment, "load_peers", lambda *_: Peers(stand_in(**changes), compile=False))
-    monkeypatch.setattr("tools.sweep.ceilings.measure", lambda device: Ceilings(1e10))
+    ceilings_in_turn = iter((Ceilings(1e10), Ceilings(2e10)))
+    monkeypatch.setattr("tools.sweep.ceilings.measure", lambda device: next(ceilings_in_turn))
     options = ["--rows", "24", "--cols", "136", "--dtype", "float32", "--budget", "0.001", "--device", "cpu"]
     assert run.run(parse([*options, "--out", str(tmp_path)])) == code
-    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    written = json.loads((tmp_path / "sweep.json").read_text())
+    rows = written["rows"]
+    floor = 3 * 24 * 136 * 4 / 2e10 * 1e6  # by the ceiling at the end, the larger one
+    assert [row["floor_micros"] for row in rows] == pytest.approx([floor] * 3)
+    (in_values,) = (value for name, value in written["values"].items() if name.endswith(": floor"))
+    assert in_values == pytest.approx(floor)
     assert [row["status"] for row in rows] == ["FAILED" if code else "ok", "ok", "n/a"]
 
 

@@ -65,6 +65,11 @@ def test_the_block_has_no_floor_without_both_of_its_ceilings(ceilings):
     assert Bar("", case.value_name("ours"), 1.2, case.value_name("floor")).verdict(values) == "not measured"
 
 
+def test_the_best_of_two_ceilings_is_the_larger_of_each_rate():
+    assert Ceilings(2.0, 3.0, 4.0).best(Ceilings(1.0, 5.0, 4.5)) == Ceilings(2.0, 5.0, 4.5)
+    assert Ceilings(2.0).best(Ceilings(3.0)) == Ceilings(3.0)
+
+
 @pytest.mark.parametrize("name", ["copy", "read", "gemm"])
 def test_a_ceiling_is_positive(name):
     for value in (0.0, float("nan")):

@@ -1,6 +1,6 @@
 """What is measured, and the arithmetic on it: a case, a measured row, a bar. No torch here."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
@@ -35,6 +35,11 @@ class Ceilings:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}: expected a positive rate, got {value}")
+
+    def best(self, other: "Ceilings") -> "Ceilings":
+        """The larger of each rate in two measurements of the same device: a ceiling is not what is exceeded."""
+        rates = zip(astuple(self), astuple(other), strict=True)
+        return Ceilings(*(None if one is None or two is None else max(one, two) for one, two in rates))
 
 
 @dataclass(frozen=True)

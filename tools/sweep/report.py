@@ -79,27 +79,31 @@ class Report:
     problems: list[str] = field(default_factory=list)  # probes and cases that could not run
 
 
-def end_values(ceilings: Ceilings) -> dict[str, float]:
-    """Ceilings measured at the end of a run, as values of its report."""
+def drift_values(start: Ceilings, end: Ceilings) -> dict[str, float]:
+    """Ceilings measured at the start and at the end of a run, as values of its report."""
     return {
-        _at_end(name): getattr(ceilings, rate) for rate, name, _ in _CEILINGS if getattr(ceilings, rate) is not None
+        _at(when, name): getattr(ceilings, rate)
+        for when, ceilings in (("start", start), ("end", end))
+        for rate, name, _ in _CEILINGS
+        if getattr(ceilings, rate) is not None
     }
 
 
 def ceiling_lines(report: Report) -> list[str]:
-    """The ceilings that the floors use, and what they were at the end: the difference is the run's drift."""
+    """The ceilings that the floors use, the larger of those at the start and at the end, and these two, which show the
+    run's drift."""
     lines = []
     for rate, name, unit in _CEILINGS:
         value = getattr(report.ceilings, rate)
         if value is not None:
-            end = report.values.get(_at_end(name))
-            drift = f"; {end / 1e12:.3f} at the end" if end else ""
-            lines.append(f"{name}: {value / 1e12:.3f} {unit}{drift}")
+            seen = {when: report.values.get(_at(when, name)) for when in ("start", "end")}
+            drift = ", ".join(f"{value / 1e12:.3f} at the {when}" for when, value in seen.items() if value)
+            lines.append(f"{name}: {value / 1e12:.3f} {unit}" + (f" ({drift})" if drift else ""))
     return lines
 
 
-def _at_end(name: str) -> str:
-    return f"{name}, at the end"
+def _at(when: str, name: str) -> str:
+    return f"{name}, at the {when}"
 
 
 def row_cells(row: Row, ceilings: Ceilings, times: dict[str, float]) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"sweep: {error}", file=sys.stderr)
         return 2
     _progress("ceilings")
-    found = report.Report(environment.facts(peers.kernel, device), ceilings.measure(device))
+    start = ceilings.measure(device)
+    found = report.Report(environment.facts(peers.kernel, device), start)
     for name in dict.fromkeys(name for case in suite.cases for name in case.providers):
         if name in peers.absent:
             _progress(f"without {name}: {peers.absent[name]}")
@@ -39,9 +40,15 @@ def run(options: argparse.Namespace) -> int:
     for index, case in enumerate(suite.cases, start=1):
         _progress(f"[{index}/{len(suite.cases)}] {case.label}")
         found.rows += _rows(case, lab, found)
+
+    def ceilings_again() -> dict[str, float]:
+        end = ceilings.measure(device)
+        found.ceilings = start.best(end)
+        return report.drift_values(start, end)
+
+    _attempt(found, "ceilings at the end", ceilings_again)
     found.values |= row_values(found.rows, found.ceilings)
     found.bars += suite.bars
-    _attempt(found, "ceilings at the end", lambda: report.end_values(ceilings.measure(device)))
     for case in suite.memory:
         _attempt(found, f"peak memory: {case.label}", partial(linear.peak_memory, peers.kernel, device, case))
     if suite.probes:
