@@ -97,7 +97,7 @@ def ceiling_lines(report: Report) -> list[str]:
         value = getattr(report.ceilings, rate)
         if value is not None:
             seen = {when: report.values.get(_at(when, name)) for when in ("start", "end")}
-            drift = ", ".join(f"{value / 1e12:.3f} at the {when}" for when, value in seen.items() if value)
+            drift = ", ".join(f"{rate_then / 1e12:.3f} at the {when}" for when, rate_then in seen.items() if rate_then)
             lines.append(f"{name}: {value / 1e12:.3f} {unit}" + (f" ({drift})" if drift else ""))
     return lines
 
