@@ -83,7 +83,24 @@ __device__ __forceinline__ void load_box(void* destination, const CUtensorMap* m
       : "memory");
 }
 
-// "cp.async.bulk.tensor": the same into the same place of every block of the cluster named in `blocks`, a bit each.
+// "createpolicy": of what is read or written with it, L2 keeps nothing that something else could have the place of.
+__device__ __forceinline__ uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+// "cp.async.bulk.tensor": load_box() with a policy for L2.
+__device__ __forceinline__ void load_box_by_policy(void* destination, const CUtensorMap* map, uint64_t* barrier,
+                                                   int32_t column, int32_t row, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(destination)),
+      "l"(map), "r"(column), "r"(row), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+
+// "cp.async.bulk.tensor": load_box() into the same place of every block of the cluster named in `blocks`, a bit each.
 __device__ __forceinline__ void load_box_multicast(void* destination, const CUtensorMap* map, uint64_t* barrier,
                                                    int32_t column, int32_t row, uint16_t blocks) {
   asm volatile(

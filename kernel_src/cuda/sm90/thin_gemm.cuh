@@ -157,8 +157,8 @@ class ThinProducer {
     mbarrier_arrive_expect_bytes(&barriers_.full[stage], x_bytes + Config::kWeights * tile_bytes);
 #pragma unroll
     for (int w = 0; w < Config::kWeights; ++w) {
-      load_box(at(stage) + Config::kXBytes + w * tile_bytes, &arguments_.weight[w], &barriers_.full[stage],
-               column(step), place_.first_col);
+      load_box_by_policy(at(stage) + Config::kXBytes + w * tile_bytes, &arguments_.weight[w], &barriers_.full[stage],
+                         column(step), place_.first_col, weights_policy_);
     }
   }
 
@@ -166,6 +166,7 @@ class ThinProducer {
   const ThinPlace& place_;
   char* ring_;
   ThinBarriers& barriers_;
+  const uint64_t weights_policy_ = evict_first_policy();  // read once, unlike x, which every block reads
   int ahead_ = 0;
 };
 
