@@ -184,16 +184,16 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait();
 }
 
-// "mapa", "st.shared::cluster": into the same place of block `rank` of the cluster.
-__device__ __forceinline__ void store_to_block(float2* target, float2 value, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "st.shared::cluster.v2.f32 [remote], {%2, %3};\n"
-      "}\n" ::"r"(shared_address(target)),
-      "r"(rank), "f"(value.x), "f"(value.y)
-      : "memory");
+// "mapa": the address of the same place in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t address_in_block(const void* place, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
+  return address;
+}
+
+// "st", .shared::cluster: to an address in any block of the cluster.
+__device__ __forceinline__ void store_in_cluster(uint32_t address, float2 value) {
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
 }
 
 // "bar / barrier": `threads` threads, those that arrive and those that wait.

@@ -6,7 +6,7 @@
 // producer warp, which has the copy engine fill a ring of stages, and two or three consumer warpgroups, which make 64
 // columns each. What is in flight is the ring: it costs no registers, and is more than memory's latency asks for. Sums
 // of gate and up for a result are in one thread, which needs no other one to make it. Of one weight, the depth is split
-// over the blocks of a cluster: each owns some rows of the result, is sent the others' sums for them into its shared
+// over the blocks of a cluster: each owns some columns of the result, is sent the others' sums for them into its shared
 // memory, and adds them up in the order of the ranks.
 #pragma once
 
@@ -65,20 +65,22 @@ struct Thin {
   static constexpr int kResultBytes = kWeights == 2 ? kConsumers * 4 * kWarpResultBytes : 0;
 };
 
-// Of one weight: the sums that a block is sent. Two rows of x at a time (a pair, whose sums a thread has together):
-// pair p is owned by rank p % split, as its p / split-th.
+// Of one weight: the sums that a block is sent. Those of 8 columns, a group, go to one block: group g is owned by rank
+// g % split, as its g / split-th. Two rows of x, a pair, whose sums a thread has together, lie together, so that a
+// warp's 4 pairs of a group are 256 neighbouring bytes.
 struct ThinShare {
-  int32_t pairs;  // of each rank, at most
-  int32_t tile_cols;
+  static constexpr int kGroupCols = 8;
+  int32_t groups;  // of each rank, at most
+  int32_t pairs;   // room for, a multiple of a warp's 4
   int32_t split;
 
-  __host__ __device__ constexpr ThinShare(int rows, int cols, int ranks)
-      : pairs(((rows + 1) / 2 + ranks - 1) / ranks), tile_cols(cols), split(ranks) {}
-  // A sum's place among those from all ranks.
-  __host__ __device__ constexpr int place(int from, int pair, int col) const {
-    return (from * pairs + pair) * tile_cols + col;
+  __host__ __device__ constexpr ThinShare(int rows, int tile_cols, int ranks)
+      : groups((tile_cols / kGroupCols + ranks - 1) / ranks), pairs((rows + 7) / 8 * 4), split(ranks) {}
+  // A sum's place among those from all ranks; the column is one of the group's.
+  __host__ __device__ constexpr int place(int from, int group, int pair, int col) const {
+    return ((from * groups + group) * pairs + pair) * kGroupCols + col;
   }
-  __host__ __device__ constexpr int bytes() const { return place(split, 0, 0) * static_cast<int>(sizeof(float2)); }
+  __host__ __device__ constexpr int bytes() const { return place(split, 0, 0, 0) * static_cast<int>(sizeof(float2)); }
 };
 
 // In front of the ring.
@@ -274,58 +276,59 @@ __device__ __forceinline__ void store_gated(const ThinGemmArguments& arguments, 
   }
 }
 
-// Sends a warp's sums, 16 columns from `column` of the tile on, to those blocks of the cluster that own their rows.
+// Sends a warp's sums, 16 columns from `column` of the tile on, to those blocks of the cluster that own them.
 template <class Config>
 __device__ __forceinline__ void send_sums(const ThinGemmArguments& arguments, const ThinShare& share, int rank,
                                           int column, const float (&sums)[Config::kBatch / 2], float2* received) {
   const int lane = threadIdx.x % 32;
-  const int split = share.split;
-  int owner = lane % 4 % split;
-  int pair = lane % 4 / split;  // of the owner's
 #pragma unroll
-  for (int i = 0; i < Config::kBatch / 2; i += 4) {
-    const int row = i * 2 + lane % 4 * 2;
-    if (row < arguments.rows) {
+  for (int half = 0; half < 2; ++half) {
+    const int group = column / ThinShare::kGroupCols + half;
+    if (group * ThinShare::kGroupCols >= arguments.tile_cols) return;  // sums of whatever lay behind the tile
+    const float2* const place = received + share.place(rank, group / share.split, lane % 4, lane / 4);
+    const uint32_t target = address_in_block(place, group % share.split);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = column + half * 8 + lane / 4;
-        // Sums of columns past the tile's are of whatever lay there.
-        if (at < arguments.tile_cols) {
-          store_to_block(received + share.place(rank, pair, at), {sums[i + half * 2], sums[i + half * 2 + 1]}, owner);
-        }
+    for (int i = 0; i < Config::kBatch / 2; i += 4) {
+      if ((i + lane % 4) * 2 < arguments.rows) {
+        store_in_cluster(target + i * ThinShare::kGroupCols * sizeof(float2),
+                         {sums[i + half * 2], sums[i + half * 2 + 1]});
       }
-    }
-    owner += 4 % split;
-    pair += 4 / split;
-    if (owner >= split) {
-      owner -= split;
-      ++pair;
     }
   }
 }
 
-// The rows of the result that the calling block owns: sums of all ranks, bias, result. All threads of the block call
+// The columns of the result that the calling block owns: sums of all ranks, bias, result. All threads of the block call
 // it.
 template <class Config>
 __device__ __forceinline__ void store_share(const ThinGemmArguments& arguments, const ThinShare& share, int rank,
                                             int first_col, const float2* received) {
   using T = typename Config::Type;
-  const int pieces = share.tile_cols / 2;  // two columns of two rows
+  constexpr int kPieces = ThinShare::kGroupCols / 2;  // of a group and a pair: two columns of two rows
   const T* const bias = static_cast<const T*>(arguments.bias[0]);
-  for (int i = threadIdx.x; i < share.pairs * pieces; i += Config::kThreads) {
-    const int pair = i / pieces;
-    const int column = i % pieces * 2;
-    const int row = (rank + pair * share.split) * 2;
+  for (int i = threadIdx.x; i < share.groups * share.pairs * kPieces; i += Config::kThreads) {
+    const int group = i / (share.pairs * kPieces);
+    const int pair = i / kPieces - group * share.pairs;
+    const int piece_col = i % kPieces * 2;
+    const int column = (group * share.split + rank) * ThinShare::kGroupCols + piece_col;
+    const int row = pair * 2;
     const int col = first_col + column;
-    if (row >= arguments.rows || col >= arguments.cols) continue;
+    if (column >= arguments.tile_cols || row >= arguments.rows || col >= arguments.cols) continue;
+    float4 sums[kMaxThinSplit];  // all loads under way at once
+#pragma unroll
+    for (int from = 0; from < kMaxThinSplit; ++from) {
+      if (from < share.split) {
+        sums[from] = *reinterpret_cast<const float4*>(received + share.place(from, group, pair, piece_col));
+      }
+    }
     float total[2][2] = {};  // row, column
-#pragma unroll 4
-    for (int from = 0; from < share.split; ++from) {
-      const float4 sums = *reinterpret_cast<const float4*>(received + share.place(from, pair, column));
-      total[0][0] += sums.x;
-      total[1][0] += sums.y;
-      total[0][1] += sums.z;
-      total[1][1] += sums.w;
+#pragma unroll
+    for (int from = 0; from < kMaxThinSplit; ++from) {
+      if (from < share.split) {
+        total[0][0] += sums[from].x;
+        total[1][0] += sums[from].y;
+        total[0][1] += sums[from].z;
+        total[1][1] += sums[from].w;
+      }
     }
     const bool has_second = col + 1 < arguments.cols;
     const float first_bias = bias != nullptr ? static_cast<float>(bias[col]) : 0.0f;
