@@ -40,17 +40,17 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// "mbarrier.arrive", "mapa": one arrival at the barrier of the same place in block `rank` of the cluster. It publishes
-// no writes to other blocks: `.release.cluster`, which would, costs a fence of all memory.
+// "mapa": the address of the same place in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t address_in_block(const void* place, uint32_t rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
+  return address;
+}
+
+// "mbarrier.arrive": one arrival at the barrier of the same place in block `rank` of the cluster. It publishes no
+// writes to other blocks: `.release.cluster`, which would, costs a fence of all memory.
 __device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, uint32_t rank) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}\n" ::"r"(shared_address(barrier)),
-      "r"(rank)
-      : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in_block(barrier, rank)) : "memory");
 }
 
 // "mbarrier.try_wait": waits until the phase of this parity is complete. try_wait sleeps in hardware for a while.
@@ -182,13 +182,6 @@ __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.w
 __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
   cluster_wait();
-}
-
-// "mapa": the address of the same place in block `rank` of the cluster.
-__device__ __forceinline__ uint32_t address_in_block(const void* place, uint32_t rank) {
-  uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(place)), "r"(rank));
-  return address;
 }
 
 // "st", .shared::cluster: to an address in any block of the cluster.
