@@ -100,6 +100,12 @@ __device__ __forceinline__ void load_box_by_policy(void* destination, const CUte
       : "memory");
 }
 
+// "cp.async.bulk.prefetch.tensor": the box at (column, row) of a matrix into L2.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int32_t column, int32_t row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
+               : "memory");
+}
+
 // "cp.async.bulk.tensor": load_box() into the same place of every block of the cluster named in `blocks`, a bit each.
 __device__ __forceinline__ void load_box_multicast(void* destination, const CUtensorMap* map, uint64_t* barrier,
                                                    int32_t column, int32_t row, uint16_t blocks) {

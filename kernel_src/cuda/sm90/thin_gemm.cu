@@ -9,10 +9,6 @@
 namespace geglu::cuda::sm90 {
 namespace {
 
-// Bytes of the ring of one weight. As many as there is room for were slower by 0.5 us, and with half as many two blocks
-// would share a multiprocessor (docs/measured.md).
-constexpr int kMaxPlainRing = 176 * 1024;
-
 template <class Config, bool kTanh>
 cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
   if (config.tile_cols > Config::kMaxTileCols || (Config::kWeights == 2 && config.split != 1)) {
@@ -48,8 +44,7 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
   const int received = Config::kWeights == 1 ? ThinShare(arguments.rows, config.tile_cols, config.split).bytes() : 0;
   arguments.ring_offset =
       static_cast<int32_t>(divide_up(sizeof(ThinBarriers) + received, kThinAlignment) * kThinAlignment);
-  const int most_bytes = Config::kWeights == 1 ? kMaxPlainRing : kSharedLimit;
-  const int room = std::min(most_bytes, kSharedLimit - arguments.ring_offset) - behind;
+  const int room = kSharedLimit - arguments.ring_offset - behind;
   arguments.stages = std::min({room / stage_bytes, arguments.steps + (arguments.more_steps > 0), kMaxThinStages});
   const int shared_bytes =
       arguments.ring_offset + std::max(arguments.stages * stage_bytes + behind, Config::kResultBytes);

@@ -39,6 +39,10 @@ struct ThinGemmArguments {
 };
 
 constexpr int kMaxThinStages = 32;
+// Steps of the depth whose weights a block has prefetched into L2 while earlier kernels still run, and steps before its
+// last at which the next kernel may begin. More of either is slower, and less (docs/measured.md).
+constexpr int kPrefetchedSteps = 2;
+constexpr int kStepsToGo = 4;
 
 // What the kernel is compiled for.
 template <typename T, int kWeightCount, int kConsumerCount, int kBatchRows>
@@ -130,6 +134,17 @@ class ThinProducer {
                                           ThinBarriers& barriers)
       : arguments_(arguments), place_(place), ring_(ring), barriers_(barriers) {}
 
+  // Weights that an earlier kernel may yet write come as far as L2, which is where it would write them.
+  __device__ __forceinline__ void prefetch_new_weights() const {
+    const int steps = arguments_.weights_are_old ? 0 : min(kPrefetchedSteps, place_.steps);
+    for (int step = 0; step < steps; ++step) {
+#pragma unroll
+      for (int w = 0; w < Config::kWeights; ++w) {
+        prefetch_box(&arguments_.weight[w], column(step), place_.first_col);
+      }
+    }
+  }
+
   // Old weights fill the ring while the kernel that makes x still runs.
   __device__ __forceinline__ void load_old_weights() {
     ahead_ = arguments_.weights_are_old ? min(arguments_.stages, place_.steps) : 0;
@@ -137,8 +152,11 @@ class ThinProducer {
   }
 
   __device__ __forceinline__ void load_the_rest() {
+    const int late = max(place_.steps - kStepsToGo, 0);
     ThinStage stage(arguments_.stages);
     for (int step = 0; step < place_.steps; ++step, stage.advance()) {
+      // Blocks of the next kernel that come early crowd on the multiprocessors that have none of this one's.
+      if (step == late) let_next_kernel_begin();
       if (step >= ahead_) {
         mbarrier_wait(&barriers_.empty[stage.index()], stage.parity() ^ 1);
         load_weights(stage.index(), step);
@@ -363,6 +381,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int rank = kIsPlain ? cluster_rank() : 0;
   const ThinPlace place(arguments, kIsPlain ? cluster_id() : blockIdx.x, rank);
   const bool is_consumer = warp < Config::kConsumers * 4;
+  const bool is_producer = !is_consumer && lane == 0;
+  ThinProducer<Config> producer(arguments, place, ring, barriers);
+  if (is_producer) producer.prefetch_new_weights();
 
   // By all warps: those that one warp's lanes initialise, they do one after the other.
   for (int stage = warp; stage < arguments.stages; stage += Config::kThreads / 32) {
@@ -380,8 +401,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   __syncthreads();
   if (kIsPlain) cluster_arrive();  // no block may be sent anything before it is here
 
-  ThinProducer<Config> producer(arguments, place, ring, barriers);
-  if (!is_consumer && lane == 0) producer.load_old_weights();
+  if (is_producer) producer.load_old_weights();
   __syncwarp();
   wait_for_earlier_kernels();                   // which may have read what this one writes
   const int column = warp * Config::kWarpCols;  // of the tile
@@ -389,10 +409,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (is_consumer) {
     sum_up<Config>(arguments, place, ring, barriers, warp / 4, sums);
   } else {
-    if (lane == 0) {
-      let_next_kernel_begin();
-      producer.load_the_rest();
-    }
+    if (is_producer) producer.load_the_rest();
     __syncwarp();
   }
   if constexpr (kIsPlain) {
