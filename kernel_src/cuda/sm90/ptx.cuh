@@ -54,18 +54,25 @@ __device__ __forceinline__ void mbarrier_arrive_at(uint64_t* barrier, uint32_t r
 }
 
 // "mbarrier.try_wait": waits until the phase of this parity is complete. try_wait sleeps in hardware for a while.
+#define GEGLU_MBARRIER_WAIT(semantics, barrier, parity) \
+  asm volatile(                                         \
+      "{\n"                                             \
+      ".reg .pred done;\n"                              \
+      "retry:\n"                                        \
+      "mbarrier.try_wait.parity" semantics              \
+      ".shared::cta.b64 done, [%0], %1;\n"              \
+      "@done bra finished;\n"                           \
+      "bra retry;\n"                                    \
+      "finished:\n"                                     \
+      "}\n" ::"r"(shared_address(barrier)),             \
+      "r"(parity)                                       \
+      : "memory")
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "retry:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra finished;\n"
-      "bra retry;\n"
-      "finished:\n"
-      "}\n" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
+  GEGLU_MBARRIER_WAIT("", barrier, parity);
+}
+// The same where other blocks of the cluster complete it, whose writes are then visible.
+__device__ __forceinline__ void mbarrier_wait_for_cluster(uint64_t* barrier, uint32_t parity) {
+  GEGLU_MBARRIER_WAIT(".acquire.cluster", barrier, parity);
 }
 
 // "Data Movement and Conversion Instructions: prefetch"
@@ -190,9 +197,13 @@ __device__ __forceinline__ void cluster_sync() {
   cluster_wait();
 }
 
-// "st", .shared::cluster: to an address in any block of the cluster.
-__device__ __forceinline__ void store_in_cluster(uint32_t address, float2 value) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
+// "st.async": to an address in any block of the cluster; the 16 bytes count at that block's barrier, and are visible to
+// those who wait for it.
+__device__ __forceinline__ void store_in_cluster(uint32_t address, float4 value, uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w), "r"(barrier)
+      : "memory");
 }
 
 // "bar / barrier": `threads` threads, those that arrive and those that wait.

@@ -70,27 +70,37 @@ struct Thin {
 };
 
 // Of one weight: the sums that a block is sent. Those of 8 columns, a group, go to one block: group g is owned by rank
-// g % split, as its g / split-th. Two rows of x, a pair, whose sums a thread has together, lie together, so that a
-// warp's 4 pairs of a group are 256 neighbouring bytes.
+// g % split, as its g / split-th. What a thread has of 16 rows of x and a column, a quad, are the sums of two
+// neighbouring rows and of the two 8 further on. They lie together, so that a warp's quads of a group are 512
+// neighbouring bytes.
 struct ThinShare {
   static constexpr int kGroupCols = 8;
   int32_t groups;  // of each rank, at most
-  int32_t pairs;   // room for, a multiple of a warp's 4
+  int32_t quads;   // room for, a multiple of a warp's 4
   int32_t split;
 
   __host__ __device__ constexpr ThinShare(int rows, int tile_cols, int ranks)
-      : groups((tile_cols / kGroupCols + ranks - 1) / ranks), pairs((rows + 7) / 8 * 4), split(ranks) {}
-  // A sum's place among those from all ranks; the column is one of the group's.
-  __host__ __device__ constexpr int place(int from, int group, int pair, int col) const {
-    return ((from * groups + group) * pairs + pair) * kGroupCols + col;
+      : groups((tile_cols / kGroupCols + ranks - 1) / ranks), quads((rows + 15) / 16 * 4), split(ranks) {}
+  // A quad's place among those from all ranks; the column is one of the group's.
+  __host__ __device__ constexpr int place(int from, int group, int quad, int col) const {
+    return ((from * groups + group) * quads + quad) * kGroupCols + col;
   }
-  __host__ __device__ constexpr int bytes() const { return place(split, 0, 0, 0) * static_cast<int>(sizeof(float2)); }
+  // A quad's first row; the others are that + 1, + 8 and + 9.
+  __host__ __device__ static constexpr int row(int quad) { return quad / 4 * 16 + quad % 4 * 2; }
+  __host__ __device__ constexpr int bytes() const { return place(split, 0, 0, 0) * static_cast<int>(sizeof(float4)); }
+  // What send_sums() sends to a block: of its groups, the quads whose first row there is.
+  __device__ __forceinline__ int bytes_sent(int rank, int rows, int tile_cols) const {
+    const int owned = (tile_cols / kGroupCols - rank + split - 1) / split;
+    const int sent = rows / 16 * 4 + min((rows % 16 + 1) / 2, 4);
+    return split * owned * sent * kGroupCols * static_cast<int>(sizeof(float4));
+  }
 };
 
-// In front of the ring.
-struct ThinBarriers {
+// In front of the ring, and of the sums received.
+struct alignas(sizeof(float4)) ThinBarriers {
   uint64_t full[kMaxThinStages];
   uint64_t empty[kMaxThinStages];
+  uint64_t received;  // all sums of the block's share
 };
 constexpr int kThinAlignment = 1024;  // of the ring: the swizzle needs that
 static_assert(sizeof(ThinBarriers) <= kThinAlignment);
@@ -297,19 +307,22 @@ __device__ __forceinline__ void store_gated(const ThinGemmArguments& arguments, 
 // Sends a warp's sums, 16 columns from `column` of the tile on, to those blocks of the cluster that own them.
 template <class Config>
 __device__ __forceinline__ void send_sums(const ThinGemmArguments& arguments, const ThinShare& share, int rank,
-                                          int column, const float (&sums)[Config::kBatch / 2], float2* received) {
+                                          int column, const float (&sums)[Config::kBatch / 2], float4* received,
+                                          uint64_t* barrier) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int group = column / ThinShare::kGroupCols + half;
     if (group * ThinShare::kGroupCols >= arguments.tile_cols) return;  // sums of whatever lay behind the tile
-    const float2* const place = received + share.place(rank, group / share.split, lane % 4, lane / 4);
+    const float4* const place = received + share.place(rank, group / share.split, lane % 4, lane / 4);
     const uint32_t target = address_in_block(place, group % share.split);
+    const uint32_t target_barrier = address_in_block(barrier, group % share.split);
 #pragma unroll
-    for (int i = 0; i < Config::kBatch / 2; i += 4) {
-      if ((i + lane % 4) * 2 < arguments.rows) {
-        store_in_cluster(target + i * ThinShare::kGroupCols * sizeof(float2),
-                         {sums[i + half * 2], sums[i + half * 2 + 1]});
+    for (int i = 0; i < Config::kBatch / 2; i += 8) {
+      if (ThinShare::row(i / 2 + lane % 4) < arguments.rows) {
+        const int at = i + half * 2;
+        store_in_cluster(target + i / 2 * ThinShare::kGroupCols * sizeof(float4),
+                         {sums[at], sums[at + 1], sums[at + 4], sums[at + 5]}, target_barrier);
       }
     }
   }
@@ -319,44 +332,50 @@ __device__ __forceinline__ void send_sums(const ThinGemmArguments& arguments, co
 // it.
 template <class Config>
 __device__ __forceinline__ void store_share(const ThinGemmArguments& arguments, const ThinShare& share, int rank,
-                                            int first_col, const float2* received) {
+                                            int first_col, const float4* received) {
   using T = typename Config::Type;
-  constexpr int kPieces = ThinShare::kGroupCols / 2;  // of a group and a pair: two columns of two rows
+  constexpr int kPieces = ThinShare::kGroupCols / 2;  // of a group and a quad: two columns of four rows
   const T* const bias = static_cast<const T*>(arguments.bias[0]);
-  for (int i = threadIdx.x; i < share.groups * share.pairs * kPieces; i += Config::kThreads) {
-    const int group = i / (share.pairs * kPieces);
-    const int pair = i / kPieces - group * share.pairs;
+  for (int i = threadIdx.x; i < share.groups * share.quads * kPieces; i += Config::kThreads) {
+    const int group = i / (share.quads * kPieces);
+    const int quad = i / kPieces - group * share.quads;
     const int piece_col = i % kPieces * 2;
     const int column = (group * share.split + rank) * ThinShare::kGroupCols + piece_col;
-    const int row = pair * 2;
+    const int row = ThinShare::row(quad);
     const int col = first_col + column;
     if (column >= arguments.tile_cols || row >= arguments.rows || col >= arguments.cols) continue;
-    float4 sums[kMaxThinSplit];  // all loads under way at once
+    float4 sums[kMaxThinSplit][2];  // all loads under way at once
 #pragma unroll
     for (int from = 0; from < kMaxThinSplit; ++from) {
       if (from < share.split) {
-        sums[from] = *reinterpret_cast<const float4*>(received + share.place(from, group, pair, piece_col));
+        const float4* const place = received + share.place(from, group, quad, piece_col);
+        sums[from][0] = place[0];
+        sums[from][1] = place[1];
       }
     }
-    float total[2][2] = {};  // row, column
+    float total[4][2] = {};  // row, column
 #pragma unroll
     for (int from = 0; from < kMaxThinSplit; ++from) {
       if (from < share.split) {
-        total[0][0] += sums[from].x;
-        total[1][0] += sums[from].y;
-        total[0][1] += sums[from].z;
-        total[1][1] += sums[from].w;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          total[0][c] += sums[from][c].x;
+          total[1][c] += sums[from][c].y;
+          total[2][c] += sums[from][c].z;
+          total[3][c] += sums[from][c].w;
+        }
       }
     }
     const bool has_second = col + 1 < arguments.cols;
     const float first_bias = bias != nullptr ? static_cast<float>(bias[col]) : 0.0f;
     const float second_bias = bias != nullptr && has_second ? static_cast<float>(bias[col + 1]) : 0.0f;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (row + r >= arguments.rows) break;
+    for (int r = 0; r < 4; ++r) {
+      const int at = row + r % 2 + r / 2 * 8;
+      if (at >= arguments.rows) continue;
       const float values[2] = {total[r][0] + first_bias, total[r][1] + second_bias};
       const Packet<T, 2> packet = pack<T, 2>(values);
-      T* const target = static_cast<T*>(arguments.out) + int64_t{row + r} * arguments.cols + col;
+      T* const target = static_cast<T*>(arguments.out) + int64_t{at} * arguments.cols + col;
       if (arguments.cols % 2 == 0) {  // then pairs of columns are aligned
         *reinterpret_cast<Packet<T, 2>*>(target) = packet;
       } else {
@@ -393,6 +412,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       fence_mbarrier_init();
     }
   }
+  float4* const received = reinterpret_cast<float4*>(memory + sizeof(ThinBarriers));
+  const ThinShare share(arguments.rows, arguments.tile_cols, kIsPlain ? cluster_size() : 1);
+  if (kIsPlain && threadIdx.x == 0) {
+    mbarrier_init(&barriers.received, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_bytes(&barriers.received, share.bytes_sent(rank, arguments.rows, arguments.tile_cols));
+  }
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&arguments.x);
 #pragma unroll
@@ -413,11 +439,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     __syncwarp();
   }
   if constexpr (kIsPlain) {
-    float2* const received = reinterpret_cast<float2*>(memory + sizeof(ThinBarriers));
-    const ThinShare share(arguments.rows, arguments.tile_cols, cluster_size());
     cluster_wait();
-    if (is_consumer) send_sums<Config>(arguments, share, rank, column, sums[0], received);
-    cluster_sync();
+    if (is_consumer) send_sums<Config>(arguments, share, rank, column, sums[0], received, &barriers.received);
+    mbarrier_wait_for_cluster(&barriers.received, 0);
     store_share<Config>(arguments, share, rank, place.first_col, received);
   } else if (is_consumer) {
     named_barrier_sync(kRingRead, Config::kSharers);
