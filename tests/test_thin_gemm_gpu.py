@@ -132,33 +132,6 @@ def test_weights_written_just_before(kernel, ops, cuda):  # noqa: F811
             assert torch.equal(kernel.geglu_mlp(x, gate, up, down, *rest), result)
 
 
-def test_weights_that_the_kernel_before_still_writes(kernel, ops, cuda):  # noqa: F811
-    """Blocks come, and have weights prefetched, while a kernel that lets them begin early writes these weights."""
-    x, _, up, *rest = problem((32,), 2048, 8192, 8, torch.bfloat16, cuda, False)
-    made_of = [problem((8192,), 768, 2048, 8, torch.bfloat16, cuda, False)[:3] for _ in range(4)]
-
-    def weights(i):  # at the same place every time, where those of the time before were
-        return kernel.linear_geglu(*made_of[i])
-
-    assert "tall_gemm" in chosen(ops, (*made_of[0], up[:8], None, None, None))
-    assert "thin_gemm" in chosen(ops, (x, weights(0), up, *rest))
-    expected = []
-    for i in range(4):
-        gate = weights(i)
-        torch.cuda.synchronize()
-        expected.append(kernel.linear_geglu(x, gate, up))
-    del gate
-    places = set()
-    for _ in range(25):
-        for i in range(4):
-            gate = weights(i)
-            out = kernel.linear_geglu(x, gate, up)
-            places.add(gate.data_ptr())
-            del gate
-            assert torch.equal(out, expected[i])
-    assert len(places) == 1
-
-
 def test_infinities_and_nan_stay_in_their_row(kernel, ops, cuda):  # noqa: F811
     """Rows that a tile lacks are whatever shared memory holds: they must not reach those that are there."""
     x, *parameters = problem((40,), 2048, 8192, 1032, torch.bfloat16, cuda)

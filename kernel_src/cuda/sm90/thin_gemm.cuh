@@ -40,7 +40,7 @@ struct ThinGemmArguments {
 
 constexpr int kMaxThinStages = 32;
 // Steps of the depth whose weights a block has prefetched into L2 while earlier kernels still run, and steps before its
-// last at which the next kernel may begin. More of either is slower, and less (docs/measured.md).
+// last at which the next kernel may begin: found by scans (docs/measured.md).
 constexpr int kPrefetchedSteps = 2;
 constexpr int kStepsToGo = 4;
 
