@@ -17,7 +17,7 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 #endif
 }
 
-// Lets the blocks of the next kernel be scheduled as soon as all blocks of this one are here. After
+// Lets the blocks of the next kernel be scheduled as soon as all blocks of this one have come here, or ended. After
 // wait_for_earlier_kernels(): then whatever was written before this kernel is there for the next one to read, even
 // before it waits for this one.
 __device__ __forceinline__ void let_next_kernel_begin() {
