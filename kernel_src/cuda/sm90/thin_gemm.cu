@@ -11,7 +11,8 @@ namespace {
 
 template <class Config, bool kTanh>
 cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cudaStream_t stream) {
-  if (config.tile_cols > Config::kMaxTileCols || (Config::kWeights == 2 && config.split != 1)) {
+  const int last_cols = Config::consumer_cols(config.tile_cols, Config::kConsumers - 1);
+  if (config.tile_cols > Config::kMaxTileCols || last_cols < 0 || (Config::kWeights == 2 && config.split != 1)) {
     return cudaErrorInvalidValue;
   }
   ThinGemmArguments arguments = {};
@@ -22,8 +23,15 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
   const void* const weights[] = {problem.gate, problem.up};
   const int64_t pitches[] = {problem.gate_pitch, problem.up_pitch};
   for (int w = 0; w < Config::kWeights && status == cudaSuccess; ++w) {
-    status = make_tensor_map(&arguments.weight[w], problem.dtype, weights[w], problem.cols, problem.depth, pitches[w],
-                             config.tile_cols, kTileDepth);
+    const auto make = [&](CUtensorMap* map, int box_cols) {
+      return make_tensor_map(map, problem.dtype, weights[w], problem.cols, problem.depth, pitches[w], box_cols,
+                             kTileDepth);
+    };
+    status = make(&arguments.weight[w], kThinConsumerCols);
+    arguments.last_weight[w] = arguments.weight[w];
+    if (status == cudaSuccess && last_cols % kThinConsumerCols != 0) {
+      status = make(&arguments.last_weight[w], last_cols);
+    }
   }
   if (status != cudaSuccess) return status;
   arguments.bias[0] = problem.gate_bias;
@@ -41,13 +49,14 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
   // of rows past the tile's read what lies behind the last stage.
   const int stage_bytes = Config::stage_bytes(config.tile_cols);
   const int behind = (Config::kMaxTileCols - config.tile_cols) * Config::kRowBytes;
-  const int received = Config::kWeights == 1 ? ThinShare(arguments.rows, config.tile_cols, config.split).bytes() : 0;
+  const int results = Config::kWeights == 1
+                          ? Config::kConsumers * ThinShare(arguments.rows, kThinConsumerCols, config.split).bytes()
+                          : Config::kResultBytes;
   arguments.ring_offset =
-      static_cast<int32_t>(divide_up(sizeof(ThinBarriers) + received, kThinAlignment) * kThinAlignment);
+      static_cast<int32_t>(divide_up(sizeof(ThinBarriers) + results, kThinAlignment) * kThinAlignment);
   const int room = kSharedLimit - arguments.ring_offset - behind;
   arguments.stages = std::min({room / stage_bytes, arguments.steps + (arguments.more_steps > 0), kMaxThinStages});
-  const int shared_bytes =
-      arguments.ring_offset + std::max(arguments.stages * stage_bytes + behind, Config::kResultBytes);
+  const int shared_bytes = arguments.ring_offset + arguments.stages * stage_bytes + behind;
   return launch_dependent_clusters(thin_gemm_kernel<Config, kTanh>,
                                    divide_up(problem.cols, config.tile_cols) * config.split, Config::kThreads,
                                    shared_bytes, config.split, stream, arguments);

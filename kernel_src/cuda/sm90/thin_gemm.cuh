@@ -22,17 +22,20 @@
 
 namespace geglu::cuda::sm90 {
 
-constexpr int kMaxThinStages = 32;
+constexpr int kMaxThinStages = 24;
+constexpr int kMaxThinConsumers = 3;
 // Steps of the depth whose weights a block has prefetched into L2 while earlier kernels still run, and steps before its
 // last at which the next kernel may begin: found by scans (docs/measured.md).
 constexpr int kPrefetchedSteps = 2;
 constexpr int kStepsToGo = 4;
+// Steps of the depth at its end whose weights come a consumer at a time, not a step at a time; by a scan too.
+constexpr int kStepsApart = 4;
 
-// In front of the ring, and of the sums received.
+// In front of the ring, and of what lies between: sums received, or results on their way to global memory.
 struct alignas(sizeof(float4)) ThinBarriers {
-  uint64_t full[kMaxThinStages];
+  uint64_t full[kMaxThinConsumers][kMaxThinStages];  // each consumer's weights, and with the first's x
   uint64_t empty[kMaxThinStages];
-  uint64_t received;  // all sums of the block's share
+  uint64_t received[kMaxThinConsumers];  // all sums of the block's share of each consumer's columns
 };
 constexpr int kThinAlignment = 1024;  // of the ring: the swizzle needs that
 static_assert(sizeof(ThinBarriers) <= kThinAlignment);
@@ -81,8 +84,12 @@ class ThinProducer {
     const int steps = arguments_.weights_are_old ? 0 : min(kPrefetchedSteps, place_.steps);
     for (int step = 0; step < steps; ++step) {
 #pragma unroll
-      for (int w = 0; w < Config::kWeights; ++w) {
-        prefetch_box(&arguments_.weight[w], column(step), place_.first_col);
+      for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
+        if (cols(consumer) == 0) continue;
+#pragma unroll
+        for (int w = 0; w < Config::kWeights; ++w) {
+          prefetch_box(&weight(consumer, w), column(step), first_col(consumer));
+        }
       }
     }
   }
@@ -90,20 +97,33 @@ class ThinProducer {
   // Old weights fill the ring while the kernel that makes x still runs.
   __device__ __forceinline__ void load_old_weights() {
     ahead_ = arguments_.weights_are_old ? min(arguments_.stages, place_.steps) : 0;
-    for (int step = 0; step < ahead_; ++step) load_weights(step, step);
+    for (int step = 0; step < ahead_; ++step) load_all_weights(step, step);
   }
 
   __device__ __forceinline__ void load_the_rest() {
-    const int late = max(place_.steps - kStepsToGo, 0);
+    const int begin = max(place_.steps - kStepsToGo, 0);
+    // Not all stages at once: a consumer releases a step's when the next step's weights are there.
+    const int apart = max(place_.steps - min(kStepsApart, arguments_.stages - 1), ahead_);
     ThinStage stage(arguments_.stages);
+    ThinStage first_apart = stage;
     for (int step = 0; step < place_.steps; ++step, stage.advance()) {
       // Blocks of the next kernel that come early crowd on the multiprocessors that have none of this one's.
-      if (step == late) let_next_kernel_begin();
+      if (step == begin) let_next_kernel_begin();
+      if (step == apart) first_apart = stage;
       if (step >= ahead_) {
         mbarrier_wait(&barriers_.empty[stage.index()], stage.parity() ^ 1);
-        load_weights(stage.index(), step);
+        if (step < apart) {
+          load_all_weights(stage.index(), step);
+        } else {
+          load_weights(0, stage.index(), step);
+        }
       }
-      load_box(at(stage.index()), &arguments_.x, &barriers_.full[stage.index()], column(step), 0);
+      load_box(at(stage.index()), &arguments_.x, &barriers_.full[0][stage.index()], column(step), 0);
+    }
+    // Then the first consumer makes its results while the others' weights come.
+    for (int consumer = 1; consumer < Config::kConsumers; ++consumer) {
+      stage = first_apart;
+      for (int step = apart; step < place_.steps; ++step, stage.advance()) load_weights(consumer, stage.index(), step);
     }
   }
 
@@ -113,14 +133,32 @@ class ThinProducer {
   }
   __device__ __forceinline__ int column(int step) const { return (place_.first_step + step) * kTileDepth; }
 
-  __device__ __forceinline__ void load_weights(int stage, int step) const {
-    const int tile_bytes = arguments_.tile_cols * Config::kRowBytes;
-    const int x_bytes = arguments_.box_rows * Config::kRowBytes;
-    mbarrier_arrive_expect_bytes(&barriers_.full[stage], x_bytes + Config::kWeights * tile_bytes);
+  __device__ __forceinline__ const CUtensorMap& weight(int consumer, int w) const {
+    return consumer < Config::kConsumers - 1 ? arguments_.weight[w] : arguments_.last_weight[w];
+  }
+  __device__ __forceinline__ int first_col(int consumer) const {
+    return place_.first_col + consumer * kThinConsumerCols;
+  }
+  __device__ __forceinline__ int cols(int consumer) const {
+    return Config::consumer_cols(arguments_.tile_cols, consumer);
+  }
+
+  __device__ __forceinline__ void load_all_weights(int stage, int step) const {
+#pragma unroll
+    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) load_weights(consumer, stage, step);
+  }
+
+  __device__ __forceinline__ void load_weights(int consumer, int stage, int step) const {
+    const int bytes = cols(consumer) * Config::kRowBytes;
+    const int x_bytes = consumer == 0 ? arguments_.box_rows * Config::kRowBytes : 0;
+    uint64_t* const barrier = &barriers_.full[consumer][stage];
+    mbarrier_arrive_expect_bytes(barrier, x_bytes + Config::kWeights * bytes);
+    if (bytes == 0) return;
 #pragma unroll
     for (int w = 0; w < Config::kWeights; ++w) {
-      load_box_by_policy(at(stage) + Config::kXBytes + w * tile_bytes, &arguments_.weight[w], &barriers_.full[stage],
-                         column(step), place_.first_col, weights_policy_);
+      const int row = w * arguments_.tile_cols + consumer * kThinConsumerCols;
+      load_box_by_policy(at(stage) + Config::kXBytes + row * Config::kRowBytes, &weight(consumer, w), barrier,
+                         column(step), first_col(consumer), weights_policy_);
     }
   }
 
@@ -151,7 +189,8 @@ __device__ __forceinline__ void sum_up(const ThinGemmArguments& arguments, const
   ThinStage stage(arguments.stages);
   int before = 0;
   for (int step = 0; step < place.steps; ++step, stage.advance()) {
-    mbarrier_wait(&barriers.full[stage.index()], stage.parity());
+    mbarrier_wait(&barriers.full[0][stage.index()], stage.parity());
+    if (consumer > 0) mbarrier_wait(&barriers.full[consumer][stage.index()], stage.parity());
     const uint64_t x = matrix_descriptor(shared_address(ring + stage.index() * stage_bytes));
     const uint64_t weights = x + first_row;
     pin_all();
@@ -181,7 +220,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     thin_gemm_kernel(const __grid_constant__ ThinGemmArguments arguments) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr bool kIsPlain = Config::kWeights == 1;
-  constexpr int kRingRead = 1;  // barrier of the consumers; 0 is __syncthreads()
   char* const memory = dynamic_shared_memory();
   ThinBarriers& barriers = *reinterpret_cast<ThinBarriers*>(memory);
   char* const ring = memory + arguments.ring_offset;
@@ -197,46 +235,61 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // By all warps: those that one warp's lanes initialise, they do one after the other.
   for (int stage = warp; stage < arguments.stages; stage += Config::kThreads / 32) {
     if (lane == 0) {
-      mbarrier_init(&barriers.full[stage], 1);
+#pragma unroll
+      for (int c = 0; c < Config::kConsumers; ++c) mbarrier_init(&barriers.full[c][stage], 1);
       mbarrier_init(&barriers.empty[stage], Config::kConsumers * 4);
       fence_mbarrier_init();
     }
   }
-  float4* const received = reinterpret_cast<float4*>(memory + sizeof(ThinBarriers));
-  const ThinShare share(arguments.rows, arguments.tile_cols, kIsPlain ? cluster_size() : 1);
+  char* const results = memory + sizeof(ThinBarriers);
+  const auto share_of = [&](int consumer) {
+    return ThinShare(arguments.rows, Config::consumer_cols(arguments.tile_cols, consumer), cluster_size());
+  };
   if (kIsPlain && threadIdx.x == 0) {
-    mbarrier_init(&barriers.received, 1);
+#pragma unroll
+    for (int c = 0; c < Config::kConsumers; ++c) mbarrier_init(&barriers.received[c], 1);
     fence_mbarrier_init();
-    mbarrier_arrive_expect_bytes(&barriers.received, share.bytes_sent(rank, arguments.rows, arguments.tile_cols));
+#pragma unroll
+    for (int c = 0; c < Config::kConsumers; ++c) {
+      mbarrier_arrive_expect_bytes(&barriers.received[c], share_of(c).bytes_sent(rank));
+    }
   }
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&arguments.x);
 #pragma unroll
-    for (int w = 0; w < Config::kWeights; ++w) prefetch_tensor_map(&arguments.weight[w]);
+    for (int w = 0; w < Config::kWeights; ++w) {
+      prefetch_tensor_map(&arguments.weight[w]);
+      prefetch_tensor_map(&arguments.last_weight[w]);
+    }
   }
   __syncthreads();
   if (kIsPlain) cluster_arrive();  // no block may be sent anything before it is here
 
   if (is_producer) producer.load_old_weights();
   __syncwarp();
-  wait_for_earlier_kernels();                   // which may have read what this one writes
-  const int column = warp * Config::kWarpCols;  // of the tile
-  float sums[Config::kWeights][Config::kBatch / 2];
+  wait_for_earlier_kernels();  // which may have read what this one writes
+  if (is_producer) producer.load_the_rest();
+  __syncwarp();
+  if constexpr (kIsPlain) cluster_wait();
   if (is_consumer) {
-    sum_up<Config>(arguments, place, ring, barriers, warp / 4, sums);
-  } else {
-    if (is_producer) producer.load_the_rest();
-    __syncwarp();
-  }
-  if constexpr (kIsPlain) {
-    cluster_wait();
-    if (is_consumer) send_sums<Config>(arguments, share, rank, column, sums[0], received, &barriers.received);
-    mbarrier_wait_for_cluster(&barriers.received, 0);
-    store_share<Config>(arguments, share, rank, place.first_col, received);
-  } else if (is_consumer) {
-    named_barrier_sync(kRingRead, Config::kSharers);
-    if (column < arguments.tile_cols) {
-      store_gated<Config, kTanh>(arguments, place.first_col, column, sums, ring + warp * Config::kWarpResultBytes);
+    const int consumer = warp / 4;
+    const int first_col = place.first_col + consumer * kThinConsumerCols;
+    const int column = warp % 4 * Config::kWarpCols;  // of the consumer's
+    float sums[Config::kWeights][Config::kBatch / 2];
+    sum_up<Config>(arguments, place, ring, barriers, consumer, sums);
+    if constexpr (kIsPlain) {
+      const ThinShare share = share_of(consumer);
+      // The first consumer's share is the largest.
+      float4* const received = reinterpret_cast<float4*>(results + consumer * share_of(0).bytes());
+      send_sums<Config>(arguments, share, rank, column, sums[0], received, &barriers.received[consumer]);
+      mbarrier_wait_for_cluster(&barriers.received[consumer], 0);
+      store_share<Config>(arguments, share, rank, first_col, received);
+    } else {
+      const int cols = Config::consumer_cols(arguments.tile_cols, consumer) - column;
+      if (cols > 0) {
+        store_gated<Config, kTanh>(arguments, first_col + column, cols, sums,
+                                   results + warp * Config::kWarpResultBytes);
+      }
     }
   }
 #endif
