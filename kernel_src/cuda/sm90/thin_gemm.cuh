@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   wait_for_earlier_kernels();  // which may have read what this one writes
   if (is_producer) producer.load_the_rest();
   __syncwarp();
-  if constexpr (kIsPlain) cluster_wait();
+  if (kIsPlain && !is_consumer) cluster_wait();
   if (is_consumer) {
     const int consumer = warp / 4;
     const int first_col = place.first_col + consumer * kThinConsumerCols;
@@ -278,6 +278,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     float sums[Config::kWeights][Config::kBatch / 2];
     sum_up<Config>(arguments, place, ring, barriers, consumer, sums);
     if constexpr (kIsPlain) {
+      // Not before the sums: compute-sanitizer has those who wait meet the producer, which waits for them.
+      cluster_wait();
       const ThinShare share = share_of(consumer);
       // The first consumer's share is the largest.
       float4* const received = reinterpret_cast<float4*>(results + consumer * share_of(0).bytes());
