@@ -11,11 +11,12 @@
 namespace geglu::cuda::sm90 {
 
 struct ThinGemmArguments {
-  CUtensorMap x;               // (rows, depth)
-  CUtensorMap weight[2];       // (cols, depth) each; the second only of two. In boxes of a consumer's columns,
-  CUtensorMap last_weight[2];  // and of the last consumer's, of which there may be fewer
-  const void* bias[2];         // (cols) each, or null
-  void* out;                   // (rows, cols)
+  CUtensorMap x;             // (rows, depth)
+  CUtensorMap weight[2];     // (cols, depth) each; the second only of two. In boxes of a tile's columns,
+  CUtensorMap part[2];       // of a consumer's,
+  CUtensorMap last_part[2];  // and of the last consumer's, of which there may be fewer
+  const void* bias[2];       // (cols) each, or null
+  void* out;                 // (rows, cols)
   int32_t rows;
   int32_t cols;
   int32_t box_rows;   // of x, a multiple of 8

@@ -27,10 +27,11 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
       return make_tensor_map(map, problem.dtype, weights[w], problem.cols, problem.depth, pitches[w], box_cols,
                              kTileDepth);
     };
-    status = make(&arguments.weight[w], kThinConsumerCols);
-    arguments.last_weight[w] = arguments.weight[w];
+    status = make(&arguments.weight[w], config.tile_cols);
+    if (status == cudaSuccess) status = make(&arguments.part[w], kThinConsumerCols);
+    arguments.last_part[w] = arguments.part[w];
     if (status == cudaSuccess && last_cols % kThinConsumerCols != 0) {
-      status = make(&arguments.last_weight[w], last_cols);
+      status = make(&arguments.last_part[w], last_cols);
     }
   }
   if (status != cudaSuccess) return status;

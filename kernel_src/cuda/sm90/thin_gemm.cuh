@@ -28,14 +28,15 @@ constexpr int kMaxThinConsumers = 3;
 // last at which the next kernel may begin: found by scans (docs/measured.md).
 constexpr int kPrefetchedSteps = 2;
 constexpr int kStepsToGo = 4;
-// Steps of the depth at its end whose weights come a consumer at a time, not a step at a time; by a scan too.
+// Steps of the depth at its end whose weights come a consumer at a time, not a tile at a time; by a scan too.
 constexpr int kStepsApart = 4;
 
 // In front of the ring, and of what lies between: sums received, or results on their way to global memory.
 struct alignas(sizeof(float4)) ThinBarriers {
-  uint64_t full[kMaxThinConsumers][kMaxThinStages];  // each consumer's weights, and with the first's x
+  uint64_t full[kMaxThinStages];  // x and the weights; of steps apart the first consumer's alone
   uint64_t empty[kMaxThinStages];
-  uint64_t received[kMaxThinConsumers];  // all sums of the block's share of each consumer's columns
+  uint64_t full_apart[kMaxThinConsumers - 1][kStepsApart];  // the others', each for one step
+  uint64_t received[kMaxThinConsumers];                     // all sums of the block's share of each consumer's columns
 };
 constexpr int kThinAlignment = 1024;  // of the ring: the swizzle needs that
 static_assert(sizeof(ThinBarriers) <= kThinAlignment);
@@ -45,12 +46,23 @@ struct ThinPlace {
   int32_t first_col;
   int32_t first_step;
   int32_t steps;
+  int32_t steps_ahead;  // whose weights fill the ring before the wait for earlier kernels
+  int32_t first_apart;  // of the last steps, whose weights come a consumer at a time
 
   __device__ __forceinline__ ThinPlace(const ThinGemmArguments& arguments, int tile, int rank)
       : first_col(tile * arguments.tile_cols),
         first_step(rank * arguments.steps + min(rank, arguments.more_steps)),
-        steps(arguments.steps + (rank < arguments.more_steps)) {}
+        steps(arguments.steps + (rank < arguments.more_steps)),
+        steps_ahead(arguments.weights_are_old ? min(arguments.stages, steps) : 0),
+        // Not all stages at once: a consumer releases a step's when the next step's weights are there.
+        first_apart(max(steps - min(kStepsApart, arguments.stages - 1), steps_ahead)) {}
 };
+
+// The barrier of another consumer's weights of a step apart; not of the first one's.
+__device__ __forceinline__ uint64_t* full_apart(ThinBarriers& barriers, const ThinPlace& place, int consumer,
+                                                int step) {
+  return &barriers.full_apart[consumer - 1][step - place.first_apart];
+}
 
 // The stage of a step, and the parity of its round.
 class ThinStage {
@@ -84,46 +96,40 @@ class ThinProducer {
     const int steps = arguments_.weights_are_old ? 0 : min(kPrefetchedSteps, place_.steps);
     for (int step = 0; step < steps; ++step) {
 #pragma unroll
-      for (int consumer = 0; consumer < Config::kConsumers; ++consumer) {
-        if (cols(consumer) == 0) continue;
-#pragma unroll
-        for (int w = 0; w < Config::kWeights; ++w) {
-          prefetch_box(&weight(consumer, w), column(step), first_col(consumer));
-        }
-      }
+      for (int w = 0; w < Config::kWeights; ++w) prefetch_box(&arguments_.weight[w], column(step), place_.first_col);
     }
   }
 
   // Old weights fill the ring while the kernel that makes x still runs.
-  __device__ __forceinline__ void load_old_weights() {
-    ahead_ = arguments_.weights_are_old ? min(arguments_.stages, place_.steps) : 0;
-    for (int step = 0; step < ahead_; ++step) load_all_weights(step, step);
+  __device__ __forceinline__ void load_old_weights() const {
+    for (int step = 0; step < place_.steps_ahead; ++step) load_weights(step, step);
   }
 
-  __device__ __forceinline__ void load_the_rest() {
+  __device__ __forceinline__ void load_the_rest() const {
     const int begin = max(place_.steps - kStepsToGo, 0);
-    // Not all stages at once: a consumer releases a step's when the next step's weights are there.
-    const int apart = max(place_.steps - min(kStepsApart, arguments_.stages - 1), ahead_);
     ThinStage stage(arguments_.stages);
     ThinStage first_apart = stage;
     for (int step = 0; step < place_.steps; ++step, stage.advance()) {
       // Blocks of the next kernel that come early crowd on the multiprocessors that have none of this one's.
       if (step == begin) let_next_kernel_begin();
-      if (step == apart) first_apart = stage;
-      if (step >= ahead_) {
+      if (step == place_.first_apart) first_apart = stage;
+      uint64_t* const full = &barriers_.full[stage.index()];
+      if (step >= place_.steps_ahead) {
         mbarrier_wait(&barriers_.empty[stage.index()], stage.parity() ^ 1);
-        if (step < apart) {
-          load_all_weights(stage.index(), step);
+        if (step < place_.first_apart) {
+          load_weights(stage.index(), step);
         } else {
-          load_weights(0, stage.index(), step);
+          load_weights_of(0, stage.index(), step, full);
         }
       }
-      load_box(at(stage.index()), &arguments_.x, &barriers_.full[0][stage.index()], column(step), 0);
+      load_box(at(stage.index()), &arguments_.x, full, column(step), 0);
     }
     // Then the first consumer makes its results while the others' weights come.
     for (int consumer = 1; consumer < Config::kConsumers; ++consumer) {
       stage = first_apart;
-      for (int step = apart; step < place_.steps; ++step, stage.advance()) load_weights(consumer, stage.index(), step);
+      for (int step = place_.first_apart; step < place_.steps; ++step, stage.advance()) {
+        load_weights_of(consumer, stage.index(), step, full_apart(barriers_, place_, consumer, step));
+      }
     }
   }
 
@@ -133,41 +139,40 @@ class ThinProducer {
   }
   __device__ __forceinline__ int column(int step) const { return (place_.first_step + step) * kTileDepth; }
 
-  __device__ __forceinline__ const CUtensorMap& weight(int consumer, int w) const {
-    return consumer < Config::kConsumers - 1 ? arguments_.weight[w] : arguments_.last_weight[w];
-  }
-  __device__ __forceinline__ int first_col(int consumer) const {
-    return place_.first_col + consumer * kThinConsumerCols;
-  }
-  __device__ __forceinline__ int cols(int consumer) const {
-    return Config::consumer_cols(arguments_.tile_cols, consumer);
-  }
-
-  __device__ __forceinline__ void load_all_weights(int stage, int step) const {
-#pragma unroll
-    for (int consumer = 0; consumer < Config::kConsumers; ++consumer) load_weights(consumer, stage, step);
-  }
-
-  __device__ __forceinline__ void load_weights(int consumer, int stage, int step) const {
-    const int bytes = cols(consumer) * Config::kRowBytes;
-    const int x_bytes = consumer == 0 ? arguments_.box_rows * Config::kRowBytes : 0;
-    uint64_t* const barrier = &barriers_.full[consumer][stage];
-    mbarrier_arrive_expect_bytes(barrier, x_bytes + Config::kWeights * bytes);
-    if (bytes == 0) return;
+  // The tile's, and room for x with them.
+  __device__ __forceinline__ void load_weights(int stage, int step) const {
+    const int bytes = arguments_.tile_cols * Config::kRowBytes;
+    uint64_t* const full = &barriers_.full[stage];
+    mbarrier_arrive_expect_bytes(full, x_bytes() + Config::kWeights * bytes);
 #pragma unroll
     for (int w = 0; w < Config::kWeights; ++w) {
-      const int row = w * arguments_.tile_cols + consumer * kThinConsumerCols;
-      load_box_by_policy(at(stage) + Config::kXBytes + row * Config::kRowBytes, &weight(consumer, w), barrier,
-                         column(step), first_col(consumer), weights_policy_);
+      load_box_by_policy(at(stage) + Config::kXBytes + w * bytes, &arguments_.weight[w], full, column(step),
+                         place_.first_col, weights_policy_);
     }
   }
+
+  // A consumer's, and room for x with the first one's.
+  __device__ __forceinline__ void load_weights_of(int consumer, int stage, int step, uint64_t* full) const {
+    const int bytes = Config::consumer_cols(arguments_.tile_cols, consumer) * Config::kRowBytes;
+    mbarrier_arrive_expect_bytes(full, (consumer == 0 ? x_bytes() : 0) + Config::kWeights * bytes);
+    if (bytes == 0) return;
+    const int first = consumer * kThinConsumerCols;
+    const bool is_last = consumer == Config::kConsumers - 1;
+#pragma unroll
+    for (int w = 0; w < Config::kWeights; ++w) {
+      load_box_by_policy(at(stage) + Config::kXBytes + (w * arguments_.tile_cols + first) * Config::kRowBytes,
+                         is_last ? &arguments_.last_part[w] : &arguments_.part[w], full, column(step),
+                         place_.first_col + first, weights_policy_);
+    }
+  }
+
+  __device__ __forceinline__ int x_bytes() const { return arguments_.box_rows * Config::kRowBytes; }
 
   const ThinGemmArguments& arguments_;
   const ThinPlace& place_;
   char* ring_;
   ThinBarriers& barriers_;
   const uint64_t weights_policy_ = evict_first_policy();  // read once, unlike x, which every block reads
-  int ahead_ = 0;
 };
 
 // A consumer's sums over the block's steps: of each weight, the 64 columns of the tile that are its own.
@@ -189,8 +194,8 @@ __device__ __forceinline__ void sum_up(const ThinGemmArguments& arguments, const
   ThinStage stage(arguments.stages);
   int before = 0;
   for (int step = 0; step < place.steps; ++step, stage.advance()) {
-    mbarrier_wait(&barriers.full[0][stage.index()], stage.parity());
-    if (consumer > 0) mbarrier_wait(&barriers.full[consumer][stage.index()], stage.parity());
+    mbarrier_wait(&barriers.full[stage.index()], stage.parity());
+    if (consumer > 0 && step >= place.first_apart) mbarrier_wait(full_apart(barriers, place, consumer, step), 0);
     const uint64_t x = matrix_descriptor(shared_address(ring + stage.index() * stage_bytes));
     const uint64_t weights = x + first_row;
     pin_all();
@@ -235,11 +240,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // By all warps: those that one warp's lanes initialise, they do one after the other.
   for (int stage = warp; stage < arguments.stages; stage += Config::kThreads / 32) {
     if (lane == 0) {
-#pragma unroll
-      for (int c = 0; c < Config::kConsumers; ++c) mbarrier_init(&barriers.full[c][stage], 1);
+      mbarrier_init(&barriers.full[stage], 1);
       mbarrier_init(&barriers.empty[stage], Config::kConsumers * 4);
       fence_mbarrier_init();
     }
+  }
+  if (lane == 0 && warp > 0 && warp < Config::kConsumers) {
+#pragma unroll
+    for (int step = 0; step < kStepsApart; ++step) mbarrier_init(&barriers.full_apart[warp - 1][step], 1);
+    fence_mbarrier_init();
   }
   char* const results = memory + sizeof(ThinBarriers);
   const auto share_of = [&](int consumer) {
@@ -259,7 +268,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
     for (int w = 0; w < Config::kWeights; ++w) {
       prefetch_tensor_map(&arguments.weight[w]);
-      prefetch_tensor_map(&arguments.last_weight[w]);
+      prefetch_tensor_map(&arguments.part[w]);
+      prefetch_tensor_map(&arguments.last_part[w]);
     }
   }
   __syncthreads();
