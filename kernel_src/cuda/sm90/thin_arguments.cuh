@@ -49,11 +49,11 @@ struct Thin {
     return kXBytes + kWeights * tile_cols * kRowBytes;
   }
 
-  // Of gate and up: 16 rows of a warp's results on their way to global memory.
+  // Of gate and up: 16 rows of a warp's results on their way to global memory, in the place of weights of its own. Of
+  // those it has 8 columns at least.
   static constexpr int kWarpCols = 16;
   static constexpr int kResultPitch = kWarpCols * sizeof(T) + 16;  // bytes; 8 rows of 16 fall into different banks
-  static constexpr int kWarpResultBytes = 16 * kResultPitch;
-  static constexpr int kResultBytes = kConsumers * 4 * kWarpResultBytes;
+  static_assert(16 * kResultPitch <= 8 * kRowBytes);
 };
 
 }  // namespace geglu::cuda::sm90

@@ -50,11 +50,11 @@ cudaError_t launch(const GatedProblem& problem, const ThinGemmConfig& config, cu
   // of rows past the tile's read what lies behind the last stage.
   const int stage_bytes = Config::stage_bytes(config.tile_cols);
   const int behind = (Config::kMaxTileCols - config.tile_cols) * Config::kRowBytes;
-  const int results = Config::kWeights == 1
-                          ? Config::kConsumers * ThinShare(arguments.rows, kThinConsumerCols, config.split).bytes()
-                          : Config::kResultBytes;
+  const int received = Config::kWeights == 1
+                           ? Config::kConsumers * ThinShare(arguments.rows, kThinConsumerCols, config.split).bytes()
+                           : 0;
   arguments.ring_offset =
-      static_cast<int32_t>(divide_up(sizeof(ThinBarriers) + results, kThinAlignment) * kThinAlignment);
+      static_cast<int32_t>(divide_up(sizeof(ThinBarriers) + received, kThinAlignment) * kThinAlignment);
   const int room = kSharedLimit - arguments.ring_offset - behind;
   arguments.stages = std::min({room / stage_bytes, arguments.steps + (arguments.more_steps > 0), kMaxThinStages});
   const int shared_bytes = arguments.ring_offset + arguments.stages * stage_bytes + behind;

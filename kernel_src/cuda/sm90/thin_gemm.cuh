@@ -31,7 +31,7 @@ constexpr int kStepsToGo = 4;
 // Steps of the depth at its end whose weights come a consumer at a time, not a tile at a time; by a scan too.
 constexpr int kStepsApart = 4;
 
-// In front of the ring, and of what lies between: sums received, or results on their way to global memory.
+// In front of the ring, and of sums received, which lie between.
 struct alignas(sizeof(float4)) ThinBarriers {
   uint64_t full[kMaxThinStages];  // x and the weights; of steps apart the first consumer's alone
   uint64_t empty[kMaxThinStages];
@@ -250,7 +250,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int step = 0; step < kStepsApart; ++step) mbarrier_init(&barriers.full_apart[warp - 1][step], 1);
     fence_mbarrier_init();
   }
-  char* const results = memory + sizeof(ThinBarriers);
   const auto share_of = [&](int consumer) {
     return ThinShare(arguments.rows, Config::consumer_cols(arguments.tile_cols, consumer), cluster_size());
   };
@@ -292,15 +291,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       cluster_wait();
       const ThinShare share = share_of(consumer);
       // The first consumer's share is the largest.
-      float4* const received = reinterpret_cast<float4*>(results + consumer * share_of(0).bytes());
+      float4* const received =
+          reinterpret_cast<float4*>(memory + sizeof(ThinBarriers) + consumer * share_of(0).bytes());
       send_sums<Config>(arguments, share, rank, column, sums[0], received, &barriers.received[consumer]);
       mbarrier_wait_for_cluster(&barriers.received[consumer], 0);
       store_share<Config>(arguments, share, rank, first_col, received);
     } else {
       const int cols = Config::consumer_cols(arguments.tile_cols, consumer) - column;
+      // The last step's weights, which nothing comes after, and all of the consumer have read.
+      const int last = (place.steps - 1) % arguments.stages;
+      char* const read = ring + last * Config::stage_bytes(arguments.tile_cols) + Config::kXBytes;
+      named_barrier_sync(1 + consumer, kWarpgroup);
       if (cols > 0) {
         store_gated<Config, kTanh>(arguments, first_col + column, cols, sums,
-                                   results + warp * Config::kWarpResultBytes);
+                                   read + (consumer * kThinConsumerCols + column) * Config::kRowBytes);
       }
     }
   }
