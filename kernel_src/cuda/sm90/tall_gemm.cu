@@ -12,8 +12,9 @@ cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, in
                    cudaStream_t stream) {
   const bool aligned_out = boxes_fit(problem.out, problem.cols);
   // As many tiles as it takes, of even heights: a box of which little lies in x takes as long as a full one.
-  const int64_t tiles_down = divide_up(problem.rows, kTileRows * config.cluster);
-  const int64_t warps_down = divide_up(problem.rows, tiles_down * config.cluster * kWarpRows);
+  const int64_t down = tiles_down(config, problem.rows);
+  const TilesAcross across = tiles_across(config, kWeights, problem.rows, problem.cols, multiprocessors);
+  const int64_t warps_down = divide_up(problem.rows, down * config.cluster * kWarpRows);
   TallGemmArguments arguments = {};
   arguments.tile_rows = static_cast<int32_t>(warps_down * kWarpRows);
   const auto describe = [&](CUtensorMap* map, const void* matrix, int64_t rows, int64_t pitch, int box_rows) {
@@ -21,28 +22,30 @@ cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, in
   };
   cudaError_t status = describe(&arguments.x, problem.x, problem.rows, problem.x_pitch, arguments.tile_rows);
   constexpr int kPartRows = Storage<T, kWeights, kTileCols>::kPartRows;
-  if (status == cudaSuccess) {
-    status = describe(&arguments.weight[0], problem.gate, problem.cols, problem.gate_pitch, kPartRows);
-  }
-  if (kWeights == 1) {
-    arguments.weight[1] = arguments.weight[0];
-  } else if (status == cudaSuccess) {
-    status = describe(&arguments.weight[1], problem.up, problem.cols, problem.up_pitch, kPartRows);
-  }
+  const auto describe_weights = [&](CUtensorMap(&maps)[2], int box_rows) {
+    if (status == cudaSuccess) status = describe(&maps[0], problem.gate, problem.cols, problem.gate_pitch, box_rows);
+    maps[1] = maps[0];
+    if (kWeights == 2 && status == cudaSuccess) {
+      status = describe(&maps[1], problem.up, problem.cols, problem.up_pitch, box_rows);
+    }
+  };
+  describe_weights(arguments.weight, kPartRows);
+  if (across.narrow > 0) describe_weights(arguments.narrow, kPartRows - kNarrower);
   if (status == cudaSuccess && aligned_out) {
     status = make_tensor_map(&arguments.destination.map, problem.dtype, problem.out, problem.rows, problem.cols,
-                             problem.cols, kWarpRows, Staging<T, kTileCols>::kCols);
+                             problem.cols, kWarpRows, Staging<T, kWeights, kTileCols>::kBoxCols);
   }
   if (status != cudaSuccess) return status;
-  arguments.destination.unaligned = aligned_out ? nullptr : problem.out;
+  arguments.destination.out = problem.out;
+  arguments.destination.aligned = aligned_out;
   arguments.destination.bias[0] = problem.gate_bias;
   arguments.destination.bias[1] = problem.up_bias;
   arguments.destination.rows = static_cast<int32_t>(problem.rows);
   arguments.destination.cols = static_cast<int32_t>(problem.cols);
   arguments.depth_steps = static_cast<int32_t>(divide_up(problem.depth, kTileDepth));
   // Behind another kernel of ours x is its result, whose last rows are still in L2.
-  arguments.order = {static_cast<int32_t>(tiles_down), static_cast<int32_t>(divide_up(problem.cols, kTileCols)),
-                     kBandTiles / config.cluster, problem.weights_are_old};
+  arguments.order = {static_cast<int32_t>(down), static_cast<int32_t>(across.tiles),
+                     static_cast<int32_t>(across.narrow), kBandTiles / config.cluster, problem.weights_are_old};
 
   const int64_t tiles = int64_t{arguments.order.tiles_down} * arguments.order.tiles_across * config.cluster;
   const int64_t blocks = multiprocessors / config.cluster * config.cluster;
@@ -54,12 +57,14 @@ template <typename T, bool kTanh>
 cudaError_t launch_gated(const GatedProblem& problem, const TallGemmConfig& config, int multiprocessors,
                          cudaStream_t stream) {
   switch (config.tile_cols) {
-    case 112:
-      return launch<T, 2, kTanh, 112>(problem, config, multiprocessors, stream);
     case 96:
       return launch<T, 2, kTanh, 96>(problem, config, multiprocessors, stream);
+    case 88:
+      return launch<T, 2, kTanh, 88>(problem, config, multiprocessors, stream);
     case 80:
       return launch<T, 2, kTanh, 80>(problem, config, multiprocessors, stream);
+    case 72:
+      return launch<T, 2, kTanh, 72>(problem, config, multiprocessors, stream);
     case 64:
       return launch<T, 2, kTanh, 64>(problem, config, multiprocessors, stream);
   }

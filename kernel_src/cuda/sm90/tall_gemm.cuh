@@ -1,9 +1,9 @@
 // Products of many rows on Hopper, of one weight or of gate and up with GeGLU, persistent and specialised by warpgroup.
 //
 // A block is one producer warp, which has the copy engine fill a ring of stages, and two consumer warpgroups that take
-// turns at the tiles: while one turns sums into results, the other has the tensor cores. (Of the widest tiles each
-// makes half of the rows: see kTurnRows.) Gate's rows and up's rows lie one after the other in a stage, so one product
-// covers both, and a thread's sum i (gate) and i + kSums / 2 (up) belong to the same element of the result.
+// turns at the tiles: while one turns sums into results, the other has the tensor cores. Gate's rows and up's rows lie
+// one after the other in a stage, so one product covers both, and a thread's sum i (gate) and i + kSums / 2 (up) belong
+// to the same element of the result.
 //
 //   producer                                   consumer warpgroup
 //   wait empty[s] <------ every warp, of all --- release: its products from the stage are done
@@ -12,6 +12,8 @@
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include <type_traits>
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/epilogue.cuh"
@@ -25,27 +27,44 @@ namespace geglu::cuda::sm90 {
 constexpr int kConsumers = 2;
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 constexpr int kTurnBarrier = 1;  // and the next one: a consumer's turn has come. 0 is __syncthreads().
+constexpr int kLastBarrier = 3;  // all products of the block are done
 
-// Tile t of a cluster: bands of `band` clusters' rows, within a band column by column; or all that from the end on.
+// The place of a tile of a cluster's blocks.
+struct Tile {
+  int32_t down;  // as many tiles lie above it
+  int32_t col;   // its first
+};
+
+// The order of the tiles: the narrow ones, which are the first columns of tiles, before the others, so that all
+// clusters get about as many of each. Either in bands of `band` rows of tiles, within a band column by column; or that
+// from the end on.
 struct TileOrder {
   int32_t tiles_down;
   int32_t tiles_across;
+  int32_t narrow;  // of those across
   int32_t band;
   bool backwards;
 
   __device__ __forceinline__ int32_t count() const { return tiles_down * tiles_across; }
-  __device__ __forceinline__ int2 at(int32_t nth) const {
-    const int32_t tile = backwards ? count() - 1 - nth : nth;
-    const int32_t first = tile / (band * tiles_across) * band;
-    const int32_t within = tile - first * tiles_across;
+  __device__ __forceinline__ int32_t narrow_count() const { return tiles_down * narrow; }
+  template <int kTileCols>
+  __device__ __forceinline__ Tile at(int32_t nth) const {
+    const bool is_narrow = nth < narrow_count();
+    const int32_t width = is_narrow ? narrow : tiles_across - narrow;
+    int32_t tile = is_narrow ? nth : nth - narrow_count();
+    if (backwards) tile = tiles_down * width - 1 - tile;
+    const int32_t first = tile / (band * width) * band;
+    const int32_t within = tile - first * width;
     const int32_t height = min(band, tiles_down - first);
-    return {within / height, first + within % height};
+    const int32_t across = within / height + (is_narrow ? 0 : narrow);
+    return {first + within % height, across * kTileCols - min(across, narrow) * kNarrower};
   }
 };
 
 struct TallGemmArguments {
   CUtensorMap x;          // (rows, depth)
   CUtensorMap weight[2];  // gate and up, (cols, depth); or one weight twice
+  CUtensorMap narrow[2];  // the same, in boxes of narrow tiles
   Destination destination;
   TileOrder order;
   int32_t tile_rows;  // at most kTileRows, a multiple of a warp's: what of a tile's rows there is
@@ -59,14 +78,14 @@ struct Storage {
   static constexpr int kXBytes = kTileRows * kTileDepth * sizeof(T);
   static constexpr int kPartBytes = kPartRows * kTileDepth * sizeof(T);
   static constexpr int kStageBytes = kXBytes + 2 * kPartBytes;
+  using Stage = Staging<T, kWeights, kTileCols>;
   static constexpr int kStagingWarps = kConsumers * 4;
-  static constexpr int kStagingBytes = Staging<T, kTileCols>::kBytes;
   static constexpr int kBarrierBytes = 256;  // at most
-  static constexpr int kStages = (kSharedLimit - kBarrierBytes - kStagingWarps * kStagingBytes) / kStageBytes;
+  static constexpr int kStages = (kSharedLimit - kBarrierBytes - kStagingWarps * Stage::kPartBytes) / kStageBytes;
 
   char x[kStages][kXBytes];
-  char weights[kStages][2][kPartBytes];
-  char staging[kStagingWarps][kStagingBytes];
+  char weights[kStages][2 * kPartBytes];
+  char staging[kStagingWarps][Stage::kPartBytes];
   uint64_t full[kStages];
   uint64_t empty[kStages];
 };
@@ -89,9 +108,9 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shared = Storage<T, kWeights, kTileCols>;
   static_assert(sizeof(Shared) <= kSharedLimit, "a block's shared memory");
-  constexpr bool kTurns = 2 * Shared::kPartRows <= kTurnRows;
-  constexpr int kProducts = kTurns ? 2 : 1;  // of 64 rows each, that a consumer makes of a stage
-  constexpr int kProductBytes = Shared::kXBytes / 2;
+  using Stage = typename Shared::Stage;
+  constexpr int kProducts = kTileRows / kProductRows;  // that a consumer makes of a stage
+  constexpr int kProductBytes = Shared::kXBytes / kProducts;
   static_assert(Shared::kPartRows % 8 == 0, "each weight's part of a stage is whole groups of the swizzle");
   using Ring = RingPosition<Shared::kStages>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
@@ -106,16 +125,23 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
   const int tile_rows = arguments.tile_rows;
   const int depth_steps = arguments.depth_steps;
 
+  // By all warps: those that one warp's lanes initialise, they do one after the other.
+  for (int stage = threadIdx.x / 32; stage < Shared::kStages; stage += kThreads / 32) {
+    if (lane == 0) {
+      mbarrier_init(&shared.full[stage], 1);
+      mbarrier_init(&shared.empty[stage], 4 * cluster);
+      fence_mbarrier_init();
+    }
+  }
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&arguments.x);
     prefetch_tensor_map(&arguments.weight[0]);
     prefetch_tensor_map(&arguments.weight[1]);
-    prefetch_tensor_map(&arguments.destination.map);
-    for (int stage = 0; stage < Shared::kStages; ++stage) {
-      mbarrier_init(&shared.full[stage], 1);
-      mbarrier_init(&shared.empty[stage], (kTurns ? 4 : 8) * cluster);
+    if (order.narrow > 0) {
+      prefetch_tensor_map(&arguments.narrow[0]);
+      prefetch_tensor_map(&arguments.narrow[1]);
     }
-    fence_mbarrier_init();
+    prefetch_tensor_map(&arguments.destination.map);
   }
   // No block may signal another one's barriers before they are initialised.
   cluster_sync();
@@ -125,12 +151,15 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
   if (warpgroup == 0) {
     give_registers<40>();
     if (threadIdx.x == 0) {
-      const int stage_bytes = tile_rows * kTileDepth * sizeof(T) + 2 * Shared::kPartBytes;
       Ring ring;
-      for (int tile = first_tile; tile < order.count(); tile += tile_step) {
-        const int2 place = order.at(tile);
-        const int row = (place.y * cluster + rank) * tile_rows;
-        const int weight_row = place.x * kTileCols;
+      for (int nth = first_tile; nth < order.count(); nth += tile_step) {
+        const Tile tile = order.at<kTileCols>(nth);
+        const int row = (tile.down * cluster + rank) * tile_rows;
+        const bool narrow = nth < order.narrow_count();
+        const CUtensorMap* const weight = narrow ? arguments.narrow : arguments.weight;
+        const int part_rows = Shared::kPartRows - (narrow ? kNarrower : 0);
+        const int part_bytes = part_rows * kTileDepth * sizeof(T);
+        const int stage_bytes = tile_rows * kTileDepth * sizeof(T) + 2 * part_bytes;
         for (int step = 0; step < depth_steps; ++step, ring.advance()) {
           const int stage = ring.stage();
           const int column = step * kTileDepth;
@@ -140,11 +169,12 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
           load_box(shared.x[stage], &arguments.x, full, column, row);
           // In a cluster of two each block loads a part of the weights, for both.
           for (int which = rank; which < 2; which += cluster) {
-            const int part_row = weight_row + (kWeights == 1 ? which * Shared::kPartRows : 0);
+            const int part_row = tile.col + (kWeights == 1 ? which * part_rows : 0);
+            char* const part = shared.weights[stage] + which * part_bytes;
             if (cluster == 1) {
-              load_box(shared.weights[stage][which], &arguments.weight[which], full, column, part_row);
+              load_box(part, &weight[which], full, column, part_row);
             } else {
-              load_box_multicast(shared.weights[stage][which], &arguments.weight[which], full, column, part_row, 0b11);
+              load_box_multicast(part, &weight[which], full, column, part_row, 0b11);
             }
           }
         }
@@ -155,27 +185,25 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
     take_registers<232>();
     const int consumer = warpgroup - 1;
     const int warp = threadIdx.x / 32 % 4;
-    char* staging = shared.staging[consumer * 4 + warp];
     const auto release = [&](int stage) {
       if (lane < cluster) mbarrier_arrive_at(&shared.empty[stage], lane);
     };
-
-    float sums[kProducts][Shared::kPartRows];
-    const auto pin_all = [&] {
-#pragma unroll
-      for (int product = 0; product < kProducts; ++product) pin_registers(sums[product]);
-    };
     Ring ring;
-    const int turn = kTurns ? consumer : 0;
-    if (turn == 1) ring.skip(depth_steps);
-    for (int tile = first_tile + turn * tile_step; tile < order.count(); tile += (kTurns ? 2 : 1) * tile_step) {
-      // A barrier tells only odd from even rounds: nobody may wait for a stage that is two rounds ahead.
-      if (kTurns && tile != first_tile) named_barrier_sync(kTurnBarrier + consumer, kConsumers * kWarpgroup);
+    if (consumer == 1) ring.skip(depth_steps);
+
+    const auto make_tile = [&](auto tile_cols, const Tile& tile, bool last) {
+      constexpr int kCols = decltype(tile_cols)::value;
+      float sums[kProducts][kWeights * kCols / 2];
+      const auto pin_all = [&] {
+#pragma unroll
+        for (int product = 0; product < kProducts; ++product) pin_registers(sums[product]);
+      };
       int before = 0;
+#pragma unroll 1
       for (int step = 0; step < depth_steps; ++step, ring.advance()) {
         const int stage = ring.stage();
         mbarrier_wait(&shared.full[stage], ring.parity());
-        const uint64_t x = matrix_descriptor(shared_address(shared.x[stage]) + (kTurns ? 0 : consumer * kProductBytes));
+        const uint64_t x = matrix_descriptor(shared_address(shared.x[stage]));
         const uint64_t weights = matrix_descriptor(shared_address(shared.weights[stage]));
         pin_all();
         wgmma_fence();
@@ -188,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
           }
         }
         wgmma_commit();
-        if (kTurns && step == depth_steps - 1 && tile + tile_step < order.count()) {
+        if (step == depth_steps - 1 && !last) {
           named_barrier_arrive(kTurnBarrier + 1 - consumer, kConsumers * kWarpgroup);
         }
         pin_all();
@@ -202,20 +230,40 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
       wgmma_wait<0>();
       pin_all();
       release(before);
-      if (kTurns) ring.skip(depth_steps);  // the other's tile
+      ring.skip(depth_steps);  // the other's tile
 
-      // Of the rows that are not there, shared memory has something or other, and so have their sums.
-      const int2 place = order.at(tile);
+      // Nobody multiplies while the block's last tile is written, and the ring, which nobody fills any more, has room
+      // for all of it at once: for stages that this tile's copies have filled, the other consumer's products are done.
+      static_assert(kProducts * 4 * Stage::kTileBytes <= sizeof(shared.x));
+      const bool whole = last && depth_steps >= Shared::kStages;
+      if (whole) named_barrier_sync(kLastBarrier, kWarpgroup);
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
-        const int row = (kTurns ? product : consumer) * (kTileRows / 2) + warp * kWarpRows;
+        const int part = product * 4 + warp;
+        char* const staging = whole ? shared.x[0] + part * Stage::kTileBytes : shared.staging[consumer * 4 + warp];
+        const int row = part * kWarpRows;
+        // Of the rows that are not there, shared memory has something or other, and so have their sums.
         if (row < tile_rows) {
-          store_tile<T, kWeights, kTanh, kTileCols>(sums[product], staging, arguments.destination,
-                                                    (place.y * cluster + rank) * tile_rows + row, place.x * kTileCols);
+          store_tile<T, kTanh, Stage, kWeights, kCols>(sums[product], staging, whole, arguments.destination,
+                                                       (tile.down * cluster + rank) * tile_rows + row, tile.col);
         }
       }
+    };
+
+    // A loop for each width: the compiler finds no registers for a loop that has both.
+    int nth = first_tile + consumer * tile_step;
+    const auto make_tiles = [&](auto tile_cols, int end) {
+      for (; nth < end; nth += kConsumers * tile_step) {
+        // A barrier tells only odd from even rounds: nobody may wait for a stage that is two rounds ahead.
+        if (nth != first_tile) named_barrier_sync(kTurnBarrier + consumer, kConsumers * kWarpgroup);
+        make_tile(tile_cols, order.at<kTileCols>(nth), nth + tile_step >= order.count());
+      }
+    };
+    if constexpr (kWeights == 2) {
+      make_tiles(std::integral_constant<int, kTileCols - kNarrower>(), order.narrow_count());
     }
-    if (lane == 0) wait_stores_read<0>();
+    make_tiles(std::integral_constant<int, kTileCols>(), order.count());
+    wait_stores_read<0>();
     __syncwarp();
   }
   // No block may end while another one of its cluster signals its barriers.

@@ -47,7 +47,6 @@ __device__ __forceinline__ void pin_registers(float (&sums)[kSums]) {
 #define GEGLU_TO_59 GEGLU_TO_29 GEGLU_MORE(3) GEGLU_MORE(4) GEGLU_MORE(5)
 #define GEGLU_TO_79 GEGLU_TO_59 GEGLU_MORE(6) GEGLU_MORE(7)
 #define GEGLU_TO_89 GEGLU_TO_79 GEGLU_MORE(8)
-#define GEGLU_TO_109 GEGLU_TO_89 GEGLU_MORE(9) GEGLU_MORE(10)
 
 #define GEGLU_WGMMA(columns, results, place_of_a, place_of_b, place_of_accumulate, type)                              \
   "{\n"                                                                                                               \
@@ -74,14 +73,18 @@ __device__ __forceinline__ void pin_registers(float (&sums)[kSums]) {
     }                                                                                                   \
   }
 
-GEGLU_DEFINE_WGMMA(224, 112, GEGLU_TO_109 ", %110, %111", "%112", "%113", "%114", GEGLU_SUMS_32(0), GEGLU_SUMS_32(32),
-                   GEGLU_SUMS_32(64), GEGLU_SUMS_8(96), GEGLU_SUMS_8(104))
 GEGLU_DEFINE_WGMMA(192, 96, GEGLU_TO_89 ", %90, %91, %92, %93, %94, %95", "%96", "%97", "%98", GEGLU_SUMS_32(0),
                    GEGLU_SUMS_32(32), GEGLU_SUMS_32(64))
+GEGLU_DEFINE_WGMMA(176, 88, GEGLU_TO_79 ", %80, %81, %82, %83, %84, %85, %86, %87", "%88", "%89", "%90",
+                   GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_8(64), GEGLU_SUMS_8(72), GEGLU_SUMS_8(80))
 GEGLU_DEFINE_WGMMA(160, 80, GEGLU_TO_79, "%80", "%81", "%82", GEGLU_SUMS_32(0), GEGLU_SUMS_32(32), GEGLU_SUMS_8(64),
                    GEGLU_SUMS_8(72))
+GEGLU_DEFINE_WGMMA(144, 72, GEGLU_TO_59 GEGLU_MORE(6) ", %70, %71", "%72", "%73", "%74", GEGLU_SUMS_32(0),
+                   GEGLU_SUMS_32(32), GEGLU_SUMS_8(64))
 GEGLU_DEFINE_WGMMA(128, 64, GEGLU_TO_59 ", %60, %61, %62, %63", "%64", "%65", "%66", GEGLU_SUMS_32(0),
                    GEGLU_SUMS_32(32))
+GEGLU_DEFINE_WGMMA(112, 56, GEGLU_TO_29 GEGLU_MORE(3) GEGLU_MORE(4) ", %50, %51, %52, %53, %54, %55", "%56", "%57",
+                   "%58", GEGLU_SUMS_32(0), GEGLU_SUMS_8(32), GEGLU_SUMS_8(40), GEGLU_SUMS_8(48))
 GEGLU_DEFINE_WGMMA(64, 32, GEGLU_TO_29 ", %30, %31", "%32", "%33", "%34", GEGLU_SUMS_32(0))
 GEGLU_DEFINE_WGMMA(16, 8, "%0, %1, %2, %3, %4, %5, %6, %7", "%8", "%9", "%10", GEGLU_SUMS_8(0))
 
