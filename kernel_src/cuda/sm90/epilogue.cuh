@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/dtype.cuh"
 #include "cuda/math.cuh"
@@ -14,28 +15,33 @@ namespace geglu::cuda::sm90 {
 
 constexpr int kWarpRows = 16;  // rows of a tile that a warp's sums belong to
 
-// What a warp's part of a tile, 16 rows, is written through: boxes of kBoxCols columns, one behind the other in shared
-// memory and swizzled as the tensor map says. Tiles of gate and up may be narrower by 8 columns, which are no box.
-template <typename T, int kWeights, int kTileCols>
+// What a warp's part of a tile of kCols columns, 16 rows, is written through. A box is as wide as can be, because
+// memory takes 32 bytes at a time, and tiles begin anywhere: of narrow boxes each row is two pieces of that. Rows of 32
+// columns would lie in the same banks, so they are swizzled; those of other widths follow each other as they are.
+template <typename T, int kWeights, int kCols>
 struct Staging {
-  static constexpr int kBoxCols = kWeights == 1 ? 32 : 16;
-  static constexpr int kBoxBytes = kWarpRows * kBoxCols * sizeof(T);
-  static constexpr int kBoxes = kTileCols / kBoxCols;
-  static_assert(kTileCols % kBoxCols == 0 || kTileCols % kBoxCols == 8);
-  static constexpr int kParts = kWeights == 1 ? 2 : 1;  // written one after the other, where there is room for one
-  static_assert(kBoxes % kParts == 0);
-  static constexpr int kTileBytes = kBoxes * kBoxBytes;
-  static constexpr int kPartBytes = kTileBytes / kParts;
+  static constexpr int kBoxCols = kCols % 32 == 0 ? 32 : kCols;
+  static constexpr int kRowBytes = kBoxCols * sizeof(T);
+  static constexpr int kBoxBytes = kWarpRows * kRowBytes;
+  static constexpr int kParts = kWeights == 1 ? 2 : 1;      // written one after the other, where there is room for one
+  static constexpr int kBoxes = kCols / kBoxCols / kParts;  // of a part
+  static_assert(kBoxes * kParts * kBoxCols == kCols);
+  static constexpr int kPartBytes = kBoxes * kBoxBytes;
 
   // Byte offset of the 16-byte piece `piece` of a box's row.
   static __device__ __forceinline__ uint32_t offset(int row, int piece) {
-    return swizzled_offset<kBoxCols / 8>(row, piece);
+    if constexpr (kBoxCols == 32) {
+      return swizzled_offset<kBoxCols / 8>(row, piece);
+    } else {
+      return row * kRowBytes + piece * 16;
+    }
   }
 };
 
 // Where a tile goes, and what is added to its sums.
 struct Destination {
   CUtensorMap map;      // of out, in boxes of kWarpRows x Staging::kBoxCols
+  CUtensorMap narrow;   // the same of narrow tiles
   void* out;            // (rows, cols)
   bool aligned;         // whether its rows are aligned to 16 bytes, which the copy engine asks for
   const void* bias[2];  // of gate and up, (cols) each; or null
@@ -69,27 +75,6 @@ __device__ __forceinline__ void copy_box(const Destination& to, const char* box,
   }
 }
 
-// The calling warp's 16 rows from `row` on, 8 columns from `column` on, from registers, as wgmma leaves their sums.
-template <typename T>
-__device__ __forceinline__ void store_group(const Destination& to, const float (&results)[4], int row, int column) {
-  const int lane = threadIdx.x % 32;
-  const int col = column + lane % 4 * 2;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int at = row + lane / 4 + half * 8;
-    uint32_t pair;
-    pack_pair(results[half * 2], results[half * 2 + 1], reinterpret_cast<T*>(&pair));
-    T* const place = static_cast<T*>(to.out) + int64_t{at} * to.cols + col;
-    if (at >= to.rows) continue;
-    if (to.aligned) {
-      if (col < to.cols) *reinterpret_cast<uint32_t*>(place) = pair;
-    } else {
-      if (col < to.cols) place[0] = reinterpret_cast<const T*>(&pair)[0];
-      if (col + 1 < to.cols) place[1] = reinterpret_cast<const T*>(&pair)[1];
-    }
-  }
-}
-
 // kCount results of sums from sums[0] on: those of gate, and sums[up] those of up if there are two weights.
 template <bool kTanh, int kWeights, int kCount>
 __device__ __forceinline__ void finish_sums(const float* sums, int up, float (&results)[kCount]) {
@@ -102,16 +87,30 @@ __device__ __forceinline__ void finish_sums(const float* sums, int up, float (&r
   }
 }
 
+// 16 rows of 8 * kGroups columns, from the column on that sums[0] belongs to, into a warp's box.
+template <typename T, bool kTanh, int kWeights, class Stage, int kGroups>
+__device__ __forceinline__ void stage_results(const float* sums, int up, uint32_t box, int col) {
+  float results[4 * kGroups];  // rows 0 to 7 and 8 to 15 of 8 columns, then of the next 8; two columns each
+  finish_sums<kTanh, kWeights>(sums, up, results);
+  uint32_t matrices[2 * kGroups];
+#pragma unroll
+  for (int i = 0; i < 2 * kGroups; ++i) {
+    pack_pair(results[2 * i], results[2 * i + 1], reinterpret_cast<T*>(&matrices[i]));
+  }
+  const int lane = threadIdx.x % 32;
+  store_matrices(box + Stage::offset(lane % 16, col / 8 + (kGroups == 2 ? lane / 16 : 0)), matrices);
+}
+
 // The calling warp's 16 rows from `row` on, kCols columns from `column` on, as wgmma leaves their sums: those of gate,
-// then those of up if there are two weights, and then GeGLU of them is what is stored. Every lane of the warp calls it.
-// `staging` is the warp's own, and the copy engine may read it after the call: room for the tile if `whole`, else for a
-// part of it.
-template <typename T, bool kTanh, class Stage, int kWeights, int kCols>
+// then those of up if there are two weights, and then GeGLU of them is what is stored, by `map`. Every lane of the warp
+// calls it. `staging` is the warp's own, and the copy engine may read it after the call: room for all parts if `whole`,
+// kPitch bytes apart, else for one.
+template <typename T, bool kTanh, int kWeights, int kCols, int kPitch>
 __device__ __forceinline__ void store_tile(float (&sums)[kWeights * kCols / 2], char* staging, bool whole,
-                                           const Destination& to, int row, int column) {
+                                           const Destination& to, const CUtensorMap* map, int row, int column) {
+  using Stage = Staging<T, kWeights, kCols>;
   constexpr int kUp = kCols / 2;  // from a sum of gate to that of up
-  constexpr int kBoxes = kCols / Stage::kBoxCols / Stage::kParts;
-  constexpr int kPartCols = kBoxes * Stage::kBoxCols;
+  constexpr int kPartCols = Stage::kBoxes * Stage::kBoxCols;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int w = 0; w < kWeights; ++w) {
@@ -119,41 +118,35 @@ __device__ __forceinline__ void store_tile(float (&sums)[kWeights * kCols / 2], 
   }
 #pragma unroll
   for (int part = 0; part < Stage::kParts; ++part) {
-    char* const boxes = staging + (whole ? part * Stage::kPartBytes : 0);
+    char* const boxes = staging + (whole ? part * kPitch : 0);
     if (!whole) {
       wait_stores_read<0>();
       __syncwarp();
     }
+    const uint32_t address = shared_address(boxes);
+    const auto stage = [&](auto groups, int col) {
+      stage_results<T, kTanh, kWeights, Stage, decltype(groups)::value>(
+          &sums[(part * kPartCols + col) / 2], kUp, address + col / Stage::kBoxCols * Stage::kBoxBytes,
+          col % Stage::kBoxCols);
+    };
 #pragma unroll
-    for (int col = 0; col < kPartCols; col += 16) {
-      float results[8];  // rows 0 to 7 and 8 to 15 of 8 columns, then of the next 8; two columns each
-      finish_sums<kTanh, kWeights>(&sums[(part * kPartCols + col) / 2], kUp, results);
-      uint32_t matrices[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pack_pair(results[2 * i], results[2 * i + 1], reinterpret_cast<T*>(&matrices[i]));
-      char* const box = boxes + col / Stage::kBoxCols * Stage::kBoxBytes;
-      store_matrices(shared_address(box) + Stage::offset(lane % 16, col % Stage::kBoxCols / 8 + lane / 16), matrices);
-    }
+    for (int col = 0; col + 16 <= kPartCols; col += 16) stage(std::integral_constant<int, 2>(), col);
+    if constexpr (kPartCols % 16 != 0) stage(std::integral_constant<int, 1>(), kPartCols - 8);
     // One fence for all: it takes longer than the results of a box.
     fence_for_copy_engine();
     __syncwarp();
     const int first = column + part * kPartCols;
     if (to.aligned) {
-      if (lane < kBoxes) {
-        store_box(&to.map, boxes + lane * Stage::kBoxBytes, first + lane * Stage::kBoxCols, row);
+      if (lane < Stage::kBoxes) {
+        store_box(map, boxes + lane * Stage::kBoxBytes, first + lane * Stage::kBoxCols, row);
         commit_stores();
       }
     } else {
-      for (int box = 0; box < kBoxes; ++box) {
+      for (int box = 0; box < Stage::kBoxes; ++box) {
         copy_box<T, Stage>(to, boxes + box * Stage::kBoxBytes, row, first + box * Stage::kBoxCols);
       }
       __syncwarp();
     }
-  }
-  if constexpr (kCols % Stage::kBoxCols != 0) {
-    float results[4];
-    finish_sums<kTanh, kWeights>(&sums[kUp - 4], kUp, results);
-    store_group<T>(to, results, row, column + kCols - 8);
   }
 }
 

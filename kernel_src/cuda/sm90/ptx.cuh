@@ -150,6 +150,13 @@ __device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t 
                : "memory");
 }
 
+// The same of two, with addresses of lanes 0 to 15.
+__device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&matrices)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(matrices[0]),
+               "r"(matrices[1])
+               : "memory");
+}
+
 // "stmatrix", .trans: the same where the lane's elements are rows 2 * (i % 4) and that + 1, of column i / 4.
 __device__ __forceinline__ void store_matrices_transposed(uint32_t address, const uint32_t (&matrices)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
@@ -165,6 +172,20 @@ __device__ __forceinline__ void take_registers() {
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// "elect.sync": true in one lane of a warp, all of whose lanes call it. Of a branch on it the compiler knows that one
+// lane takes it, and issues a copy once; of one on the lane's number it makes a loop over lanes around each copy.
+__device__ __forceinline__ bool elect_lane() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, elected;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected;
 }
 
 // "Special Registers: %cluster_ctarank, %cluster_nctarank"
@@ -194,6 +215,11 @@ __device__ __forceinline__ void cluster_arrive() {
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() {
   cluster_arrive();
+  cluster_wait();
+}
+// The same where nothing was written but barriers, before fence_mbarrier_init(): without a fence of all memory.
+__device__ __forceinline__ void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
   cluster_wait();
 }
 

@@ -31,9 +31,16 @@ cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, in
   };
   describe_weights(arguments.weight, kPartRows);
   if (across.narrow > 0) describe_weights(arguments.narrow, kPartRows - kNarrower);
-  if (status == cudaSuccess && aligned_out) {
-    status = make_tensor_map(&arguments.destination.map, problem.dtype, problem.out, problem.rows, problem.cols,
-                             problem.cols, kWarpRows, Staging<T, kWeights, kTileCols>::kBoxCols);
+  const auto describe_out = [&](CUtensorMap* map, int box_cols) {
+    if (status != cudaSuccess || !aligned_out) return;
+    status =
+        make_tensor_map(map, problem.dtype, problem.out, problem.rows, problem.cols, problem.cols, kWarpRows, box_cols);
+  };
+  describe_out(&arguments.destination.map, Staging<T, kWeights, kTileCols>::kBoxCols);
+  if constexpr (kWeights == 2) {
+    if (across.narrow > 0) {
+      describe_out(&arguments.destination.narrow, Staging<T, kWeights, kTileCols - kNarrower>::kBoxCols);
+    }
   }
   if (status != cudaSuccess) return status;
   arguments.destination.out = problem.out;
@@ -48,7 +55,7 @@ cudaError_t launch(const GatedProblem& problem, const TallGemmConfig& config, in
                      static_cast<int32_t>(across.narrow), kBandTiles / config.cluster, problem.weights_are_old};
 
   const int64_t tiles = int64_t{arguments.order.tiles_down} * arguments.order.tiles_across * config.cluster;
-  const int64_t blocks = multiprocessors / config.cluster * config.cluster;
+  const int64_t blocks = cluster_slots(config, multiprocessors) * config.cluster;
   return launch_dependent_clusters(tall_gemm_kernel<T, kWeights, kTanh, kTileCols>, std::min(tiles, blocks), kThreads,
                                    sizeof(Storage<T, kWeights, kTileCols>), config.cluster, stream, arguments);
 }

@@ -79,13 +79,14 @@ struct Storage {
   static constexpr int kPartBytes = kPartRows * kTileDepth * sizeof(T);
   static constexpr int kStageBytes = kXBytes + 2 * kPartBytes;
   using Stage = Staging<T, kWeights, kTileCols>;
+  static constexpr int kStagingPitch = (Stage::kPartBytes + 511) / 512 * 512;  // the swizzle of 64 bytes repeats then
   static constexpr int kStagingWarps = kConsumers * 4;
   static constexpr int kBarrierBytes = 256;  // at most
-  static constexpr int kStages = (kSharedLimit - kBarrierBytes - kStagingWarps * Stage::kPartBytes) / kStageBytes;
+  static constexpr int kStages = (kSharedLimit - kBarrierBytes - kStagingWarps * kStagingPitch) / kStageBytes;
 
   char x[kStages][kXBytes];
   char weights[kStages][2 * kPartBytes];
-  char staging[kStagingWarps][Stage::kPartBytes];
+  char staging[kStagingWarps][kStagingPitch];
   uint64_t full[kStages];
   uint64_t empty[kStages];
 };
@@ -115,7 +116,8 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
   using Ring = RingPosition<Shared::kStages>;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
 
-  const int warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0);  // the compiler sees: the same in all lanes
+  const int warp_of_block = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler sees: the same in all lanes
+  const int warpgroup = warp_of_block / 4;
   const int lane = threadIdx.x % 32;
   const int cluster = cluster_size();
   const int rank = cluster_rank();
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
   const int depth_steps = arguments.depth_steps;
 
   // By all warps: those that one warp's lanes initialise, they do one after the other.
-  for (int stage = threadIdx.x / 32; stage < Shared::kStages; stage += kThreads / 32) {
+  for (int stage = warp_of_block; stage < Shared::kStages; stage += kThreads / 32) {
     if (lane == 0) {
       mbarrier_init(&shared.full[stage], 1);
       mbarrier_init(&shared.empty[stage], 4 * cluster);
@@ -142,19 +144,21 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
       prefetch_tensor_map(&arguments.narrow[1]);
     }
     prefetch_tensor_map(&arguments.destination.map);
+    if (order.narrow > 0) prefetch_tensor_map(&arguments.destination.narrow);
   }
   // No block may signal another one's barriers before they are initialised.
-  cluster_sync();
+  cluster_meet();
   wait_for_earlier_kernels();
   let_next_kernel_begin();
 
   if (warpgroup == 0) {
     give_registers<40>();
-    if (threadIdx.x == 0) {
+    const auto fill_ring = [&](auto blocks) {
+      constexpr int kBlocks = decltype(blocks)::value;  // of the cluster
       Ring ring;
       for (int nth = first_tile; nth < order.count(); nth += tile_step) {
         const Tile tile = order.at<kTileCols>(nth);
-        const int row = (tile.down * cluster + rank) * tile_rows;
+        const int row = (tile.down * kBlocks + rank) * tile_rows;
         const bool narrow = nth < order.narrow_count();
         const CUtensorMap* const weight = narrow ? arguments.narrow : arguments.weight;
         const int part_rows = Shared::kPartRows - (narrow ? kNarrower : 0);
@@ -164,27 +168,36 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
           const int stage = ring.stage();
           const int column = step * kTileDepth;
           uint64_t* full = &shared.full[stage];
+          const auto place = [&](int which) { return shared.weights[stage] + which * part_bytes; };
+          const auto part_row = [&](int which) { return tile.col + (kWeights == 1 ? which * part_rows : 0); };
           mbarrier_wait(&shared.empty[stage], ring.parity() ^ 1);
-          mbarrier_arrive_expect_bytes(full, stage_bytes);
-          load_box(shared.x[stage], &arguments.x, full, column, row);
-          // In a cluster of two each block loads a part of the weights, for both.
-          for (int which = rank; which < 2; which += cluster) {
-            const int part_row = tile.col + (kWeights == 1 ? which * part_rows : 0);
-            char* const part = shared.weights[stage] + which * part_bytes;
-            if (cluster == 1) {
-              load_box(part, &weight[which], full, column, part_row);
+          if (elect_lane()) {
+            mbarrier_arrive_expect_bytes(full, stage_bytes);
+            if constexpr (kBlocks == 1) {
+              load_box(place(0), &weight[0], full, column, part_row(0));
+              load_box(place(1), &weight[1], full, column, part_row(1));
             } else {
-              load_box_multicast(part, &weight[which], full, column, part_row, 0b11);
+              // Each block loads a part of the weights, for both.
+              load_box_multicast(place(rank), &weight[rank], full, column, part_row(rank), 0b11);
             }
+            load_box(shared.x[stage], &arguments.x, full, column, row);
           }
         }
+      }
+    };
+    // A whole warp, which the compiler sees: with one thread alone a copy took so long to issue that stages came late.
+    if (warp_of_block == 0) {
+      if (cluster == 1) {
+        fill_ring(std::integral_constant<int, 1>());
+      } else {
+        fill_ring(std::integral_constant<int, 2>());
       }
     }
     __syncwarp();
   } else {
     take_registers<232>();
     const int consumer = warpgroup - 1;
-    const int warp = threadIdx.x / 32 % 4;
+    const int warp = warp_of_block % 4;
     const auto release = [&](int stage) {
       if (lane < cluster) mbarrier_arrive_at(&shared.empty[stage], lane);
     };
@@ -234,18 +247,21 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
 
       // Nobody multiplies while the block's last tile is written, and the ring, which nobody fills any more, has room
       // for all of it at once: for stages that this tile's copies have filled, the other consumer's products are done.
-      static_assert(kProducts * 4 * Stage::kTileBytes <= sizeof(shared.x));
+      constexpr int kWarpBytes = Stage::kParts * Shared::kStagingPitch;
+      static_assert(kProducts * 4 * kWarpBytes <= sizeof(shared.x));
       const bool whole = last && depth_steps >= Shared::kStages;
       if (whole) named_barrier_sync(kLastBarrier, kWarpgroup);
 #pragma unroll
       for (int product = 0; product < kProducts; ++product) {
         const int part = product * 4 + warp;
-        char* const staging = whole ? shared.x[0] + part * Stage::kTileBytes : shared.staging[consumer * 4 + warp];
+        char* const staging = whole ? shared.x[0] + part * kWarpBytes : shared.staging[consumer * 4 + warp];
         const int row = part * kWarpRows;
         // Of the rows that are not there, shared memory has something or other, and so have their sums.
         if (row < tile_rows) {
-          store_tile<T, kTanh, Stage, kWeights, kCols>(sums[product], staging, whole, arguments.destination,
-                                                       (tile.down * cluster + rank) * tile_rows + row, tile.col);
+          const Destination& to = arguments.destination;
+          store_tile<T, kTanh, kWeights, kCols, Shared::kStagingPitch>(
+              sums[product], staging, whole, to, kCols == kTileCols ? &to.map : &to.narrow,
+              (tile.down * cluster + rank) * tile_rows + row, tile.col);
         }
       }
     };
@@ -267,7 +283,7 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
     __syncwarp();
   }
   // No block may end while another one of its cluster signals its barriers.
-  cluster_sync();
+  cluster_meet();
 #endif
 }
 

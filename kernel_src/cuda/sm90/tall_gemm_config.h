@@ -69,7 +69,7 @@ constexpr TallGemmCost tall_gemm_cost(const TallGemmConfig& config, int32_t weig
   // A product of 64 rows by 8 columns, 16 deep, takes 4 cycles. The rest is fitted to measurements on an H200
   // (docs/measured.md): what a stage of the ring takes beside, and the bytes that L2 delivers to a
   // multiprocessor and memory to all of them a cycle.
-  constexpr int64_t kStageCycles = 20;
+  constexpr int64_t kStageCycles = 4;
   constexpr int64_t kL2BytesPerCycle = 46;
   constexpr int64_t kBytesPerCycle = 2400;
   const int64_t steps = divide_up(depth, kTileDepth);

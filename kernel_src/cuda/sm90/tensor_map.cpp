@@ -29,7 +29,8 @@ cudaError_t make_tensor_map(CUtensorMap* map, DType dtype, const void* matrix, i
   const cuuint32_t element_stride[] = {1, 1};
   const CUtensorMapSwizzle swizzle = box_cols == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : box_cols == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                      : CU_TENSOR_MAP_SWIZZLE_32B;
+                                     : box_cols == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                      : CU_TENSOR_MAP_SWIZZLE_NONE;
   const CUresult result =
       encode_tiled(map, dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                    2, const_cast<void*>(matrix), size, row_stride, box, element_stride, CU_TENSOR_MAP_INTERLEAVE_NONE,
