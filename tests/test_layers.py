@@ -198,12 +198,14 @@ def test_train_eval_and_kernelizing_again(kernel, device, attach):
             torch.testing.assert_close(model.eval()(inputs).logits, eager)
 
 
-def test_transformers_own_switch(kernel, device, attach):
+def test_transformers_own_switch(kernel, device, attach, monkeypatch):
     """`model.use_kernels = True` picks the registered mapping; train() and eval() kernelize for their mode."""
     from transformers.utils import is_kernels_available
 
     if not is_kernels_available():
         pytest.skip("this transformers goes with another release of kernels")
+    # Its own mapping, which it adds, has other layers of the model for a GPU: on the Hub.
+    monkeypatch.setattr("transformers.integrations.hub_kernels._KERNEL_MAPPING_CACHE", {})
     attach(hosts.mlp_classes()["gemma3"], "GeGLUMLP")
     model = hosts.build("gemma3", device)
     repository = LocalLayerRepository(package.repository(), layer_name="GeGLUMLP")
