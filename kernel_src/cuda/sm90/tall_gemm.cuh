@@ -184,6 +184,10 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
           }
         }
       }
+      // No block may end while another one of its cluster reads what it loads, or signals its barriers.
+      for (int i = 0; i < Shared::kStages; ++i, ring.advance()) {
+        mbarrier_wait(&shared.empty[ring.stage()], ring.parity() ^ 1);
+      }
     };
     // A whole warp, which the compiler sees: with one thread alone a copy took so long to issue that stages came late.
     if (warp_of_block == 0) {
@@ -193,7 +197,6 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
         fill_ring(std::integral_constant<int, 2>());
       }
     }
-    __syncwarp();
   } else {
     take_registers<232>();
     const int consumer = warpgroup - 1;
@@ -280,10 +283,7 @@ __global__ void __launch_bounds__(kThreads, 1) tall_gemm_kernel(const __grid_con
     }
     make_tiles(std::integral_constant<int, kTileCols>(), order.count());
     wait_stores_read<0>();
-    __syncwarp();
   }
-  // No block may end while another one of its cluster signals its barriers.
-  cluster_meet();
 #endif
 }
 

@@ -11,9 +11,9 @@
 namespace geglu::cuda::sm90 {
 
 // The map of a row-major matrix of 16-bit elements, to be copied in boxes of box_rows x box_cols whose rows are
-// swizzled over all of their 32, 64 or 128 bytes. `pitch` is the distance of rows, in elements. Elements outside read
-// as zero. cudaErrorNotSupported without a driver that makes tensor maps, cudaErrorInvalidValue if it refuses these
-// arguments.
+// swizzled over all of their bytes if those are 32, 64 or 128, else follow each other as they are. `pitch` is the
+// distance of rows, in elements. Elements outside read as zero. cudaErrorNotSupported without a driver that makes
+// tensor maps, cudaErrorInvalidValue if it refuses these arguments.
 cudaError_t make_tensor_map(CUtensorMap* map, DType dtype, const void* matrix, int64_t rows, int64_t cols,
                             int64_t pitch, int32_t box_rows, int32_t box_cols);
 
