@@ -1,12 +1,12 @@
 """How a product of many rows is cut into tiles on Hopper: what the kernel and its launcher rely on, without a GPU."""
 
-import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 
 import package
 import pytest
+
+from tools.build.toolchain import environment, find_cxx
 
 PROGRAM = """
 #include <cstdio>
@@ -50,13 +50,11 @@ class Cut:
 @pytest.fixture(scope="module")
 def cuts(tmp_path_factory) -> list[Cut]:
     """The cuts of CASES."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("needs a C++ compiler")
     folder = tmp_path_factory.mktemp("tall_gemm_config")
     source, program = folder / "cut.cpp", folder / "cut"
     source.write_text(PROGRAM)
-    subprocess.run([compiler, "-std=c++17", f"-I{package.REPO / 'kernel_src'}", source, "-o", program], check=True)
+    command = [*find_cxx().command, "-std=c++17", f"-I{package.REPO / 'kernel_src'}", source, "-o", program]
+    subprocess.run(command, check=True, env=environment())
     asked = "\n".join(" ".join(map(str, case)) for case in CASES)
     printed = subprocess.run([program], input=asked, capture_output=True, text=True, check=True).stdout
     return [Cut(*map(int, line.split())) for line in printed.splitlines()]
